@@ -1,0 +1,20 @@
+//! Newtypes of the worker's own ids. They never leave the process.
+
+/// A KV block of the pool: an index from 0 to the pool's block count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub u32);
+
+impl BlockId {
+    /// The index as a `usize`, for addressing the pool's memory.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A request inside this worker, unique for the life of the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// One sequence of tokens being computed: a choice of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SeqId(pub u64);

@@ -1,0 +1,13 @@
+//! `armature-worker`: one engine behind one contract.
+//!
+//! Does: run an engine (a real Llama-family transformer on CPU, or a timing
+//! model), schedule requests over a paged KV pool, sample tokens, publish KV
+//! events and load, move KV between prefill and decode workers, drain.
+//!
+//! Does not: choose workers, see text, know about other requests' routing, or
+//! keep any state that a restart must recover.
+
+pub mod domain;
+pub mod engine;
+pub mod kv_memory;
+pub mod ports;

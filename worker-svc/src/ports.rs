@@ -1,0 +1,151 @@
+//! The traits that the worker's core needs from the outside, in domain types.
+
+use std::fmt;
+
+use crate::domain::ids::{BlockId, SeqId};
+use crate::kv_memory::KvMemory;
+
+/// Consecutive new tokens of one sequence in a forward pass.
+#[derive(Debug, Clone, Copy)]
+pub struct Chunk<'a> {
+    /// The sequence the tokens belong to.
+    pub seq: SeqId,
+    /// Tokens to compute, at positions `start..start + tokens.len()`; never empty.
+    pub tokens: &'a [u32],
+    /// Position of `tokens[0]`: how many tokens of the sequence have their KV in `blocks`.
+    pub start: usize,
+    /// The sequence's block table. It covers at least `start + tokens.len()` positions;
+    /// position `p` lives in `blocks[p / block_size]`, slot `p % block_size`.
+    pub blocks: &'a [BlockId],
+    /// Whether the logits of the last token are wanted.
+    pub wants_logits: bool,
+}
+
+/// What an engine asks and tells between the layers of a forward pass.
+pub trait StepWatch {
+    /// Layer `layer` (from 0) has written the KV of every live chunk.
+    fn layer_done(&mut self, layer: usize);
+    /// Whether a chunk of the pass is still wanted. Asked between layers: once it
+    /// answers false the engine drops that chunk's rows and returns no logits for it.
+    fn is_live(&self, seq: SeqId) -> bool;
+}
+
+/// Result of one forward pass.
+#[derive(Debug, Clone, Default)]
+pub struct StepOutput {
+    /// For each chunk, in order: logits of its last token, `vocab_size` values. `None` where
+    /// they were not wanted or the chunk was dropped between layers.
+    pub logits: Vec<Option<Vec<f32>>>,
+    /// Tokens whose KV was computed to the last layer. The engine's own counter: tests compare
+    /// it with what the scheduler believes.
+    pub computed_tokens: u64,
+}
+
+/// Why an engine could not run a pass.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// A token id at or above the vocabulary's size.
+    #[error("token id {token} is outside the vocabulary of {vocab_size}")]
+    TokenOutOfRange {
+        /// The offending id.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// The KV that the pass reads is not what the engine wrote for these tokens (`sim` verifies).
+    #[error("KV of position {position} is not the KV of its tokens: {detail}")]
+    CorruptKv {
+        /// First position that does not verify.
+        position: usize,
+        /// What was found.
+        detail: String,
+    },
+    /// Anything else; the engine is unusable afterwards.
+    #[error("engine failed: {0}")]
+    Failed(String),
+}
+
+/// The shape of one token's KV, and of a block of them.
+///
+/// Layout: `[block][layer][k|v][token][kv_head][head_dim]` of f32: a block of all layers is one
+/// contiguous range, one layer of it one contiguous piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvGeometry {
+    /// Transformer layers.
+    pub layers: usize,
+    /// Key/value heads per layer.
+    pub kv_heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+}
+
+impl KvGeometry {
+    /// f32 elements of K (or of V) of one token in one layer.
+    pub fn row(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+    /// Bytes of one token in all layers, K and V.
+    pub fn token_bytes(&self) -> usize {
+        self.layers * 2 * self.row() * size_of::<f32>()
+    }
+    /// Bytes of one layer of one block, K and V.
+    pub fn layer_bytes(&self) -> usize {
+        2 * self.block_size * self.row() * size_of::<f32>()
+    }
+    /// Bytes of one block, all layers.
+    pub fn block_bytes(&self) -> usize {
+        self.layers * self.layer_bytes()
+    }
+}
+
+/// What an engine says about the model it runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelSpec {
+    /// Digest of the weights (BLAKE3-256 of the model file for `llama`): the KV identity.
+    pub model_digest: [u8; 32],
+    /// Name of the model as its file gives it.
+    pub name: String,
+    /// Size of the vocabulary: length of a logits vector.
+    pub vocab_size: usize,
+    /// Longest sequence in tokens.
+    pub context_length: usize,
+    /// Shape of the KV.
+    pub kv: KvGeometry,
+    /// Rotary base and scaling, as text, for the compatibility key.
+    pub rope: String,
+    /// Identity of the arithmetic: two engines with equal weights and equal kernel identity
+    /// compute bitwise equal KV.
+    pub kernel: String,
+    /// Tokens that end a generation unless the request ignores them.
+    pub eos_token_ids: Vec<u32>,
+    /// Begin-of-sequence token, if the model has one.
+    pub bos_token_id: Option<u32>,
+}
+
+/// An engine: turns tokens and cached KV into KV and logits.
+///
+/// An implementation is batch-invariant: the KV and the logits of a token are bitwise the same
+/// whatever else is in the pass and however its sequence was cut into chunks.
+pub trait Engine: Send {
+    /// The model behind this engine.
+    fn spec(&self) -> &ModelSpec;
+
+    /// Runs one pass over `chunks`, writing their KV into `kv` and reading that of earlier positions.
+    ///
+    /// # Errors
+    /// [`EngineError`]; nothing is returned for any chunk then.
+    fn forward(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        kv: &KvMemory,
+        watch: &mut dyn StepWatch,
+    ) -> Result<StepOutput, EngineError>;
+}
+
+impl fmt::Debug for dyn Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("spec", self.spec()).finish()
+    }
+}
