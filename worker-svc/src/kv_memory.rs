@@ -45,8 +45,7 @@ impl KvMemory {
     /// # Errors
     /// What `memfd_create`, `ftruncate`, `mmap` or `fcntl` answer.
     pub fn new(geometry: KvGeometry, blocks: usize) -> io::Result<Self> {
-        let fd =
-            rustix::fs::memfd_create("armature-kv", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let fd = rustix::fs::memfd_create("armature-kv", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let file = File::from(fd);
         file.set_len((geometry.block_bytes() * blocks) as u64)?;
         let map = MmapRaw::map_raw(&file)?;

@@ -3,3 +3,11 @@
 //! serves.
 
 pub mod ids;
+pub mod kv_events;
+pub mod report;
+pub mod request;
+pub mod reservations;
+pub mod sampled;
+pub mod scheduler;
+pub mod step_model;
+pub mod time;
