@@ -8,6 +8,7 @@ pub mod report;
 pub mod request;
 pub mod reservations;
 pub mod sampled;
+pub mod sampling;
 pub mod scheduler;
 pub mod step_model;
 pub mod time;
