@@ -1,0 +1,33 @@
+# Thin calls into cargo and ci/. Build output lies outside the checkout, so that a fresh clone on a known machine is warm.
+export CARGO_TARGET_DIR ?= $(HOME)/.cache/armature/target
+BIN := $(CARGO_TARGET_DIR)/debug/armature
+
+.DEFAULT_GOAL := help
+.PHONY: help run test bench fmt lint build chat
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+run: ## build, fetch the model (98 MB, once), start everything in one process, print how to talk to it
+	ci/setup.sh rust
+	cargo build -p armature
+	$(BIN) model fetch
+	exec $(BIN) up $(ARGS)
+
+chat: ## a conversation in this terminal with what `make run` started
+	$(BIN) chat $(ARGS)
+
+build: ## every service's binary, debug
+	cargo build --workspace --bins
+
+test: ## everything that CI runs
+	ci/gate.sh
+
+bench: ## benchmarks, as ratios against a baseline in the same run
+	ci/bench.sh $(ARGS)
+
+fmt: ## format
+	cargo fmt --all
+
+lint: ## formatting, clippy, contracts, licences
+	ci/gate.sh lint

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Makes sure that what a step needs is there, or says what to do. Usage: ci/setup.sh rust|python
+set -euo pipefail
+CACHE=${ARMATURE_CACHE:-$HOME/.cache/armature}
+
+need() { # command, what to do
+  command -v "$1" >/dev/null || { echo "ci/setup.sh: $1 is missing: $2" >&2; exit 1; }
+}
+
+case ${1:-} in
+rust)
+  need cargo "install Rust 1.88 or newer from https://rustup.rs"
+  need cc "install a C toolchain, for the linker: apt-get install gcc libc6-dev"
+  ;;
+python)
+  # The SDK tests and the contract lint: a virtual environment outside the checkout, keyed by what it holds.
+  need python3 "install Python 3.9 or newer: apt-get install python3 python3-venv"
+  wanted="$(dirname "$0")/requirements.txt"
+  key=$(sha256sum "$wanted" | cut -c1-12)
+  venv=$CACHE/venv-$key
+  if [ ! -e "$venv/ready" ]; then
+    echo "setting up Python packages in $venv (once)" >&2
+    rm -rf "$venv"
+    python3 -m venv "$venv" || { echo "ci/setup.sh: python3 -m venv failed: apt-get install python3-venv" >&2; exit 1; }
+    "$venv/bin/pip" install --quiet --requirement "$wanted"
+    touch "$venv/ready"
+  fi
+  echo "$venv"
+  ;;
+*) echo "usage: ci/setup.sh rust|python" >&2; exit 64 ;;
+esac
