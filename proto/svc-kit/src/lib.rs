@@ -1,1 +1,24 @@
-//! (filled in below)
+//! What every Armature service needs and no service owns.
+//!
+//! Does: configuration ([`config`], [`secret`], [`exit`]), logs, traces and the admin server
+//! ([`telemetry`], [`trace`], [`admin`]), addresses and sockets ([`address`], [`network`]), gRPC
+//! clients and servers with deadlines, identity and limits ([`channel`], [`server`], [`layers`],
+//! [`call`], [`grpc_timeout`]), and an orderly end ([`drain`]).
+//!
+//! Does not: know what is served. No routing, no tokens, no engine; a word of serving in this
+//! crate is in the wrong place.
+
+pub mod address;
+pub mod admin;
+pub mod call;
+pub mod channel;
+pub mod config;
+pub mod drain;
+pub mod exit;
+pub mod grpc_timeout;
+pub mod layers;
+pub mod network;
+pub mod secret;
+pub mod server;
+pub mod telemetry;
+pub mod trace;
