@@ -1,0 +1,188 @@
+//! The driver: the one thread that runs the engine, and the lock through which everything else
+//! reaches the scheduler.
+//!
+//! ```text
+//! handlers --submit/cancel/landing/source--> [ Mutex<Core> ] <--plan/commit-- engine thread
+//!          <------- events, one channel per request -----------/
+//! ```
+//!
+//! The lock is held for bookkeeping only, never during a forward pass. Cancellation reaches a running
+//! pass through a flag per request that the engine asks for between layers.
+//!
+//! Does not: know the wire, transfer KV, or decide what to compute (the scheduler does).
+
+mod core;
+mod event;
+mod step;
+mod ticket;
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::Instant;
+
+use tokio::sync::watch;
+
+pub use self::core::{Core, Counters, Job};
+pub use event::{Event, LayerReady};
+pub use ticket::Ticket;
+
+use crate::domain::kv_events::KvEvents;
+use crate::domain::report::{LoadReport, SettledCursor};
+use crate::domain::request::Refusal;
+use crate::domain::scheduler::{Scheduler, SchedulerConfig};
+use crate::domain::time::Time;
+use crate::kv_memory::KvMemory;
+use crate::ports::{Engine, ModelSpec};
+
+/// Handle of a running engine. Dropping the last one does not stop the thread: [`Driver::stop`] does.
+#[derive(Debug)]
+pub struct Driver {
+    core: Mutex<Core>,
+    wake: Condvar,
+    kv: Arc<KvMemory>,
+    spec: ModelSpec,
+    start: Instant,
+    /// Overwrites landing blocks before they are granted, so that a read before they are complete shows.
+    poison: bool,
+    changed: watch::Sender<u64>,
+    kv_batch: watch::Sender<u64>,
+    failed: watch::Sender<Option<String>>,
+}
+
+impl Driver {
+    /// Starts the engine thread.
+    ///
+    /// # Errors
+    /// What the system says when it cannot start a thread.
+    pub fn start(
+        engine: Box<dyn Engine>,
+        kv: Arc<KvMemory>,
+        config: SchedulerConfig,
+        poison: bool,
+    ) -> std::io::Result<(Arc<Self>, thread::JoinHandle<()>)> {
+        let driver = Arc::new(Self {
+            core: Mutex::new(Core::new(Scheduler::new(config))),
+            wake: Condvar::new(),
+            kv,
+            spec: engine.spec().clone(),
+            start: Instant::now(),
+            poison,
+            changed: watch::Sender::new(0),
+            kv_batch: watch::Sender::new(0),
+            failed: watch::Sender::new(None),
+        });
+        let body = Arc::clone(&driver);
+        let thread = thread::Builder::new().name("engine".into()).spawn(move || step::run(&body, engine))?;
+        Ok((driver, thread))
+    }
+
+    /// The model that the engine runs.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The pool's memory.
+    pub fn kv(&self) -> &Arc<KvMemory> {
+        &self.kv
+    }
+
+    /// Now, on the scheduler's clock.
+    pub fn now(&self) -> Time {
+        Time(self.start.elapsed())
+    }
+
+    /// The scheduler's time at a point of the process's clock.
+    pub fn time_at(&self, at: Instant) -> Time {
+        Time(at.saturating_duration_since(self.start))
+    }
+
+    /// Takes a request or refuses it, at once. Its events come through the ticket; dropping that cancels it.
+    ///
+    /// # Errors
+    /// The scheduler's refusal; nothing is left behind then.
+    pub fn submit(self: &Arc<Self>, job: Job) -> Result<Ticket, Refusal> {
+        self.with(|core, now| core.submit(job, now))
+            .map(|(id, events, live)| Ticket::new(Arc::clone(self), id, events, live))
+    }
+
+    /// Runs `f` under the lock, hands out what it caused, and wakes the engine thread.
+    pub fn with<R>(&self, f: impl FnOnce(&mut Core, Time) -> R) -> R {
+        let mut core = self.lock();
+        let now = self.now();
+        let result = f(&mut core, now);
+        self.dispatch(&mut core);
+        self.wake.notify_one();
+        result
+    }
+
+    /// A load report for a subscriber that holds `cursor`.
+    pub fn report(&self, cursor: Option<SettledCursor>) -> LoadReport {
+        let mut core = self.lock();
+        let now = self.now();
+        core.scheduler.report(cursor, now)
+    }
+
+    /// Reads the KV event log under the lock; batches that this cuts are announced to other readers.
+    pub fn kv_events<R>(&self, f: impl FnOnce(&mut KvEvents, Time) -> R) -> R {
+        let mut core = self.lock();
+        let now = self.now();
+        let result = f(core.scheduler.kv_events(), now);
+        self.announce_batches(&mut core);
+        result
+    }
+
+    /// Counters since the start of the process.
+    pub fn counters(&self) -> Counters {
+        self.lock().counters
+    }
+
+    /// Changes whenever the load may have.
+    pub fn changed(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Number of the last KV event batch.
+    pub fn kv_batch(&self) -> watch::Receiver<u64> {
+        self.kv_batch.subscribe()
+    }
+
+    /// Why the engine thread has ended, once it has by a failure.
+    pub fn failed(&self) -> watch::Receiver<Option<String>> {
+        self.failed.subscribe()
+    }
+
+    /// Refuses new requests from now on.
+    pub fn drain(&self) {
+        self.with(|core, now| core.scheduler.drain(now));
+    }
+
+    /// Ends every unfinished choice with MIGRATE.
+    pub fn migrate_all(&self) {
+        self.with(|core, now| core.scheduler.migrate_all(now));
+    }
+
+    /// Ends the engine thread after the pass it is in.
+    pub fn stop(&self) {
+        self.lock().stopping = true;
+        self.wake.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        // A panic under the lock is a broken invariant of the scheduler: nothing it says can be trusted.
+        self.core.lock().expect("scheduler state is sound")
+    }
+
+    /// Hands the scheduler's effects to the requests they concern.
+    fn dispatch(&self, core: &mut Core) {
+        let poison = self.poison.then_some(&*self.kv);
+        if core.dispatch(poison) {
+            self.changed.send_modify(|version| *version += 1);
+        }
+        self.announce_batches(core);
+    }
+
+    fn announce_batches(&self, core: &mut Core) {
+        let last = core.scheduler.kv_events().last_batch();
+        self.kv_batch.send_if_modified(|known| std::mem::replace(known, last) != last);
+    }
+}
