@@ -11,3 +11,4 @@ pub mod domain;
 pub mod engine;
 pub mod kv_memory;
 pub mod ports;
+pub mod transfer;

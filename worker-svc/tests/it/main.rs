@@ -1,0 +1,3 @@
+//! Integration tests of the worker: one binary, a file per behaviour.
+
+mod transfer;
