@@ -1,1 +1,3 @@
 //! Implementations of [`crate::ports::Engine`], one folder or file each.
+
+pub mod sim;

@@ -1,6 +1,6 @@
 //! What history and request change in the logits before anything is chosen.
 //!
-//! In this order: stop tokens to -inf while fewer than `min_tokens` are generated; logit bias added;
+//! In this order: stop and end tokens to -inf while fewer than `min_tokens` are generated; logit bias added;
 //! for each token of the prompt or generated, a positive logit divided by, another multiplied with, the
 //! repetition penalty; for each token generated, `frequency * occurrences + presence` subtracted.
 
@@ -56,17 +56,17 @@ pub(super) fn adjusted<'a>(
     occurrences: &mut Occurrences,
     buffer: &'a mut Vec<f32>,
 ) -> &'a [f32] {
-    let masks_stops =
-        history.generated.len() < params.min_tokens as usize && !params.stop_token_ids.is_empty();
+    let ends = || params.stop_token_ids.iter().chain(&params.end_token_ids);
+    let masks_ends = history.generated.len() < params.min_tokens as usize && ends().next().is_some();
     let repeats = params.repetition_penalty != 1.0;
     let penalises = params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
-    if !masks_stops && !repeats && !penalises && params.logit_bias.is_empty() {
+    if !masks_ends && !repeats && !penalises && params.logit_bias.is_empty() {
         return logits;
     }
     buffer.clear();
     buffer.extend_from_slice(logits);
-    if masks_stops {
-        for token in &params.stop_token_ids {
+    if masks_ends {
+        for token in ends() {
             change(buffer, *token, |_| f32::NEG_INFINITY);
         }
     }

@@ -9,7 +9,7 @@
 //! - probabilities are integers in units of 2^-30 of the likeliest token's, so that their sums do not
 //!   depend on the order of addition ([`weights`]). A token less likely than that is never drawn.
 //!
-//! Order of effects, which is vLLM's: stop tokens masked while `min_tokens` is not reached, logit
+//! Order of effects, which is vLLM's: stop and end tokens masked while `min_tokens` is not reached, logit
 //! bias, repetition, frequency and presence penalty; temperature 0 takes the highest logit, else
 //! temperature, min-p, top-k, top-p over what min-p and top-k left, draw. Equal logits (for
 //! top-p: equal weights) rank by token id, lowest first.
@@ -32,8 +32,8 @@ mod tests;
 use crate::domain::sampled::Sampled;
 
 pub use params::{
-    BIAS_LIMIT, GREEDY_BELOW, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS, MAX_TEMPERATURE, PENALTY_LIMIT,
-    ParamError, SamplingParams,
+    BIAS_LIMIT, GREEDY_BELOW, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_REPETITION_PENALTY, MAX_STOP_TOKENS,
+    MAX_TEMPERATURE, PENALTY_LIMIT, ParamError, SamplingParams,
 };
 
 /// The tokens before the one to sample, cut where the prompt ends.

@@ -2,23 +2,25 @@
 
 /// Below this temperature sampling is greedy (vLLM's `_SAMPLING_EPS`).
 pub const GREEDY_BELOW: f32 = 1e-5;
-/// Highest temperature (OpenAI's limit).
-pub const MAX_TEMPERATURE: f32 = 2.0;
+/// Highest temperature; the public API stops at 2.
+pub const MAX_TEMPERATURE: f32 = 100.0;
 /// Bound of presence and frequency penalty, either sign (OpenAI's limit).
 pub const PENALTY_LIMIT: f32 = 2.0;
 /// Bound of a logit bias, either sign (OpenAI's limit).
 pub const BIAS_LIMIT: f32 = 100.0;
-/// Most tokens with a bias (OpenAI's limit).
-pub const MAX_LOGIT_BIAS: usize = 300;
-/// Most stop token ids, the model's end tokens included.
-pub const MAX_STOP_TOKENS: usize = 128;
+/// Highest repetition penalty.
+pub const MAX_REPETITION_PENALTY: f32 = 2.0;
+/// Most tokens with a bias.
+pub const MAX_LOGIT_BIAS: usize = 1_024;
+/// Most stop tokens that a request may name.
+pub const MAX_STOP_TOKENS: usize = 64;
 /// Most alternatives with log-probabilities (OpenAI's limit).
 pub const MAX_LOGPROBS: u8 = 20;
 
 /// How the tokens of a request are chosen. The default is the plain softmax.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
-    /// Divides the logits, 0 to 2; 0 takes the likeliest token. Default 1.
+    /// Divides the logits, 0 to 100; 0 takes the likeliest token. Default 1.
     pub temperature: f32,
     /// Only the `top_k` likeliest tokens; 0 is all of them. Default 0.
     pub top_k: u32,
@@ -31,15 +33,16 @@ pub struct SamplingParams {
     /// Subtracted for each occurrence of a token generated so far, -2 to 2. Default 0.
     pub frequency_penalty: f32,
     /// Divides a positive logit and multiplies a negative one of each token of the prompt and generated
-    /// so far; above 0. Default 1.
+    /// so far; above 0 to 2. Default 1.
     pub repetition_penalty: f32,
-    /// Added to the logits of these tokens, -100 to 100; at most 300, of an id named twice both are added.
+    /// Added to the logits of these tokens, -100 to 100; at most 1,024, of an id named twice both are added.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Until this many tokens are generated none of `stop_token_ids` is chosen. Default 0.
+    /// Until this many tokens are generated no stop or end token is chosen. Default 0.
     pub min_tokens: u32,
-    /// Tokens that end the generation: those the request names and, unless it ignores them, the model's
-    /// own end tokens. At most 128.
+    /// Tokens that the request wants to end the generation; at most 64.
     pub stop_token_ids: Vec<u32>,
+    /// The model's own end tokens, unless the request ignores them.
+    pub end_token_ids: Vec<u32>,
     /// How many alternatives to report with log-probabilities, 0 to 20; the chosen token's own
     /// log-probability is always reported. Default none.
     pub logprobs: Option<u8>,
@@ -58,6 +61,7 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             min_tokens: 0,
             stop_token_ids: Vec::new(),
+            end_token_ids: Vec::new(),
             logprobs: None,
         }
     }
@@ -88,7 +92,7 @@ impl SamplingParams {
 
     /// Whether `token` ends the generation.
     pub fn is_stop(&self, token: u32) -> bool {
-        self.stop_token_ids.contains(&token)
+        self.stop_token_ids.contains(&token) || self.end_token_ids.contains(&token)
     }
 
     /// Checks every parameter against its limits. `vocab_size` bounds the token ids.
@@ -103,9 +107,12 @@ impl SamplingParams {
         within("frequency_penalty", self.frequency_penalty, penalty)?;
         check("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, || "above 0 and at most 1".into())?;
         let repetition = self.repetition_penalty;
-        check("repetition_penalty", repetition, repetition > 0.0 && repetition.is_finite(), || {
-            "above 0 and finite".into()
-        })?;
+        check(
+            "repetition_penalty",
+            repetition,
+            repetition > 0.0 && repetition <= MAX_REPETITION_PENALTY,
+            || format!("above 0 and at most {MAX_REPETITION_PENALTY}"),
+        )?;
         at_most("logit_bias", self.logit_bias.len(), MAX_LOGIT_BIAS)?;
         for (token, bias) in &self.logit_bias {
             in_vocabulary("logit_bias", *token, vocab_size)?;
@@ -156,8 +163,8 @@ mod tests {
 
     #[test]
     fn a_refusal_names_parameter_value_and_limit() {
-        assert_eq!(refused(|p| p.temperature = 2.5), "temperature is 2.5: it must be between 0 and 2");
-        assert_eq!(refused(|p| p.temperature = f32::NAN), "temperature is NaN: it must be between 0 and 2");
+        assert_eq!(refused(|p| p.temperature = 101.0), "temperature is 101: it must be between 0 and 100");
+        assert_eq!(refused(|p| p.temperature = f32::NAN), "temperature is NaN: it must be between 0 and 100");
         assert_eq!(refused(|p| p.top_p = 0.0), "top_p is 0: it must be above 0 and at most 1");
         assert_eq!(refused(|p| p.min_p = -0.1), "min_p is -0.1: it must be between 0 and 1");
         assert_eq!(
@@ -170,7 +177,7 @@ mod tests {
         );
         assert_eq!(
             refused(|p| p.repetition_penalty = 0.0),
-            "repetition_penalty is 0: it must be above 0 and finite"
+            "repetition_penalty is 0: it must be above 0 and at most 2"
         );
         assert_eq!(refused(|p| p.logprobs = Some(21)), "logprobs is 21: it must be at most 20");
         assert_eq!(
@@ -182,8 +189,8 @@ mod tests {
             "stop_token_ids is for token 1000: it must be for tokens below the vocabulary's size, 1000"
         );
         assert_eq!(
-            refused(|p| p.stop_token_ids = vec![1; 129]),
-            "stop_token_ids is a list of 129: it must be a list of at most 128"
+            refused(|p| p.stop_token_ids = vec![1; 65]),
+            "stop_token_ids is a list of 65: it must be a list of at most 64"
         );
     }
 }

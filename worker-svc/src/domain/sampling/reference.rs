@@ -7,7 +7,7 @@ pub(super) fn adjusted(logits: &[f32], params: &SamplingParams, history: History
     let count = |tokens: &[u32], token: u32| tokens.iter().filter(|t| **t == token).count();
     let adjust = |(token, logit): (usize, &f32)| {
         let token = token as u32;
-        if history.generated.len() < params.min_tokens as usize && params.stop_token_ids.contains(&token) {
+        if history.generated.len() < params.min_tokens as usize && params.is_stop(token) {
             return f64::NEG_INFINITY;
         }
         let biases = params.logit_bias.iter().filter(|(t, _)| *t == token);

@@ -40,6 +40,7 @@ fn params() -> impl Strategy<Value = SamplingParams> {
                 repetition_penalty,
                 logit_bias: if penalise { bias } else { Vec::new() },
                 min_tokens,
+                end_token_ids: stops.iter().take(1).map(|token| token + 1).collect(),
                 stop_token_ids: stops,
                 logprobs,
             }
@@ -264,6 +265,7 @@ proptest! {
             logit_bias: tokens.iter().map(|token| (*token, bias)).collect(),
             min_tokens,
             stop_token_ids: tokens.clone(),
+            end_token_ids: tokens.clone(),
             logprobs,
         };
         let history = History { prompt: &tokens, generated: &tokens };
