@@ -1,3 +1,4 @@
 //! Implementations of [`crate::ports::Engine`], one folder or file each.
 
+pub mod llama;
 pub mod sim;

@@ -1,3 +1,4 @@
 //! Integration tests of the worker: one binary, a file per behaviour.
 
+mod llama;
 mod transfer;
