@@ -176,7 +176,7 @@ pub struct Landing {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LandingTransport {
-    /// "tcp": address is where P connects. "shm": P offers its own socket in Accepted; boot_id must be equal.
+    /// "tcp": address is where P connects. "shm": D maps P's pool; boot ids must be equal.
     #[prost(string, tag = "1")]
     pub kind: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -185,7 +185,7 @@ pub struct LandingTransport {
     pub boot_id: ::prost::alloc::string::String,
 }
 /// Destination pages for a range of prompt tokens. Windows are numbered from 0 and granted in order.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Grant {
     #[prost(uint32, tag = "1")]
     pub window: u32,
@@ -193,6 +193,9 @@ pub struct Grant {
     pub token_start: u32,
     #[prost(uint32, tag = "3")]
     pub token_count: u32,
+    /// "tcp" or "shm": what D settled on after Accepted; the same in every grant of a transfer.
+    #[prost(string, tag = "4")]
+    pub transport: ::prost::alloc::string::String,
 }
 /// D has every byte and no longer needs the source.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -228,15 +231,13 @@ pub mod prefill_response {
 /// P has queued the work. The transport is settled by it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrefillAccepted {
-    /// One of those offered.
+    /// The one of those offered that P would use; D's grants settle it.
     #[prost(string, tag = "1")]
     pub transport: ::prost::alloc::string::String,
-    /// "shm": P's Unix socket.
+    /// "shm": P's incarnation in 16 hex digits, which names its socket in the shared directory; the secret opens it. "tcp": why not shm, where
+    /// that was offered.
     #[prost(string, tag = "2")]
-    pub address: ::prost::alloc::string::String,
-    /// Prompt tokens that P found in its own cache.
-    #[prost(uint32, tag = "3")]
-    pub cached_tokens: u32,
+    pub detail: ::prost::alloc::string::String,
 }
 /// P starts to compute: D grants windows from now on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -264,6 +265,7 @@ pub struct PrefillDone {
     /// Per choice; empty when P cannot sample (D computes the last prompt token itself then).
     #[prost(message, repeated, tag = "1")]
     pub first_tokens: ::prost::alloc::vec::Vec<FirstToken>,
+    /// Tokens that P computed for it; the rest it found in its own cache.
     #[prost(uint32, tag = "2")]
     pub computed_tokens: u32,
 }

@@ -1,0 +1,93 @@
+//! What every call of this worker shares.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use armature_contracts::ids::{ReservationKey, WorkerRank};
+use armature_svc_kit::channel::Channels;
+use armature_svc_kit::drain::Drain;
+use tokio_util::task::TaskTracker;
+
+use crate::driver::Driver;
+use crate::faults::FaultPoints;
+use crate::identity::Identity;
+use crate::metrics::Metrics;
+use crate::transfer::{LandingEndpoint, SourceEndpoint};
+
+/// Time limits of a hand-off.
+#[derive(Debug, Clone, Copy)]
+pub struct HandoffLimits {
+    /// Longest wait of a decode worker for a prefill worker's first answer.
+    pub accept: Duration,
+    /// Longest wait between two signs of progress of a transfer.
+    pub progress: Duration,
+    /// How long a prefill worker keeps a computed prompt for a decode worker that says nothing.
+    pub hold: Duration,
+}
+
+/// The shared parts of a running worker.
+#[derive(Debug)]
+pub struct Worker {
+    /// The fixed facts.
+    pub identity: Identity,
+    /// The engine.
+    pub driver: Arc<Driver>,
+    /// Where KV lands.
+    pub landing: LandingEndpoint,
+    /// Where KV is sent from.
+    pub source: SourceEndpoint,
+    /// Ways to other workers.
+    pub channels: Channels,
+    /// The shutdown.
+    pub drain: Drain,
+    /// Every request and transfer runs as a task of this: none is detached.
+    pub tasks: TaskTracker,
+    /// Instruments.
+    pub metrics: Metrics,
+    /// Places where a test may hold this process.
+    pub faults: FaultPoints,
+    /// Time limits of hand-offs.
+    pub limits: HandoffLimits,
+    /// Which prefill worker each reservation used.
+    pub prefill_used: PrefillUsed,
+}
+
+/// Which prefill worker a reservation used, for the report that ends the leg of one that was not.
+/// Bounded: the oldest are forgotten.
+#[derive(Debug)]
+pub struct PrefillUsed {
+    most: usize,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    used: HashMap<ReservationKey, WorkerRank>,
+    order: VecDeque<ReservationKey>,
+}
+
+impl PrefillUsed {
+    /// Remembers at most `most` reservations.
+    pub fn new(most: usize) -> Self {
+        Self { most, known: Mutex::default() }
+    }
+
+    /// Notes the prefill worker of a reservation.
+    pub fn note(&self, key: ReservationKey, worker: WorkerRank) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.used.insert(key, worker).is_none() {
+            known.order.push_back(key);
+        }
+        while known.order.len() > self.most {
+            if let Some(oldest) = known.order.pop_front() {
+                known.used.remove(&oldest);
+            }
+        }
+    }
+
+    /// The prefill worker of a reservation, if one was used.
+    pub fn of(&self, key: ReservationKey) -> Option<WorkerRank> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).used.get(&key).copied()
+    }
+}
