@@ -4,6 +4,9 @@
 
 pub mod ids;
 pub mod kv_events;
+pub mod kv_store;
+pub mod pool;
+pub mod prefix_cache;
 pub mod report;
 pub mod request;
 pub mod reservations;

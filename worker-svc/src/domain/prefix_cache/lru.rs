@@ -1,0 +1,80 @@
+//! Two-segment LRU: blocks never hit, and blocks hit at least once.
+//!
+//! The victim is the oldest block of the segment whose oldest block has the larger `age / weight`,
+//! weights 1 (never hit) and 2 (hit). Scale-free; O(log n).
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::domain::ids::BlockId;
+use crate::domain::time::Time;
+
+/// How much longer a block that was hit may stay unused.
+const HIT_WEIGHT: u128 = 2;
+
+/// What decides a block's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Age {
+    /// Whether another request than its maker has used the block.
+    pub(super) hit: bool,
+    /// Last use.
+    pub(super) last_used: Time,
+    /// Orders uses at the same time.
+    pub(super) tick: u64,
+}
+
+type Segment = BTreeSet<(Time, u64, BlockId)>;
+
+#[derive(Debug, Default)]
+pub(super) struct TwoSegmentLru {
+    never_hit: Segment,
+    hit: Segment,
+}
+
+impl TwoSegmentLru {
+    fn segment(&mut self, hit: bool) -> &mut Segment {
+        if hit { &mut self.hit } else { &mut self.never_hit }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.never_hit.len() + self.hit.len()
+    }
+
+    pub(super) fn contains(&self, block: BlockId, age: Age) -> bool {
+        let segment = if age.hit { &self.hit } else { &self.never_hit };
+        segment.contains(&(age.last_used, age.tick, block))
+    }
+
+    pub(super) fn insert(&mut self, block: BlockId, age: Age) {
+        self.segment(age.hit).insert((age.last_used, age.tick, block));
+    }
+
+    pub(super) fn remove(&mut self, block: BlockId, age: Age) {
+        let was_there = self.segment(age.hit).remove(&(age.last_used, age.tick, block));
+        debug_assert!(was_there, "a waiting leaf is in its segment");
+    }
+
+    /// Whether the next victim comes from the hit segment, and its last use.
+    fn next(&self, now: Time) -> Option<(bool, Time)> {
+        let oldest = |segment: &Segment| segment.first().map(|(last_used, ..)| *last_used);
+        match (oldest(&self.never_hit), oldest(&self.hit)) {
+            (None, None) => None,
+            (Some(cold), None) => Some((false, cold)),
+            (None, Some(hot)) => Some((true, hot)),
+            (Some(cold), Some(hot)) => {
+                let cold_age = now.since(cold).as_nanos() * HIT_WEIGHT;
+                let hot_age = now.since(hot).as_nanos();
+                Some(if hot_age > cold_age { (true, hot) } else { (false, cold) })
+            }
+        }
+    }
+
+    pub(super) fn next_age(&self, now: Time) -> Option<Duration> {
+        self.next(now).map(|(_, last_used)| now.since(last_used))
+    }
+
+    pub(super) fn pop(&mut self, now: Time) -> Option<BlockId> {
+        let (hit, _) = self.next(now)?;
+        self.segment(hit).pop_first().map(|(_, _, block)| block)
+    }
+}
