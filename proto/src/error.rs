@@ -279,6 +279,14 @@ mod tests {
     }
 
     #[test]
+    fn every_reason_is_listed_for_users() {
+        let list = include_str!("../../docs/error-reasons.md");
+        for reason in Reason::ALL {
+            assert!(list.contains(&format!("| `{}` |", reason.as_str())), "{} is missing", reason.as_str());
+        }
+    }
+
+    #[test]
     fn a_bare_status_gets_the_cautious_reading() {
         assert_eq!(Fault::from_status(&Status::unavailable("gone")).scope, Scope::ThisWorker);
         assert_eq!(Fault::from_status(&Status::invalid_argument("no")).scope, Scope::Request);

@@ -7,8 +7,18 @@
 //! Does not: choose workers, see text, know about other requests' routing, or
 //! keep any state that a restart must recover.
 
+pub mod app;
+pub mod card;
+pub mod config;
 pub mod domain;
+pub mod driver;
 pub mod engine;
+pub mod faults;
+pub mod grpc;
+mod handoff;
+pub mod identity;
 pub mod kv_memory;
+pub mod metrics;
 pub mod ports;
 pub mod transfer;
+pub mod worker;

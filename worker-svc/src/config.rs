@@ -1,0 +1,267 @@
+//! Configuration of the worker. `config/default.toml` explains every key.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use armature_svc_kit::address::Address;
+use armature_svc_kit::config::ConfigError;
+use armature_svc_kit::secret::Secret;
+use armature_svc_kit::telemetry::TelemetryConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::sim::SimConfig;
+use crate::faults::FaultPoint;
+use crate::identity::Role;
+
+/// Which engine runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// A Llama-family GGUF on the CPU.
+    Llama,
+    /// A timing model over the same scheduler and pool.
+    Sim,
+}
+
+/// How KV may land here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// Read from a read-only mapping of the prefill worker's pool, on one host.
+    Shm,
+    /// Sent by the prefill worker over a connection.
+    Tcp,
+}
+
+/// Everything that can be set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Deployment; workers of different namespaces do not see each other.
+    pub namespace: String,
+    /// What this worker does with requests.
+    pub role: Role,
+    /// Which engine runs.
+    pub engine: EngineKind,
+    /// Name under which the model is served; empty: as its file says.
+    pub served_name: String,
+    /// Other names of it.
+    pub aliases: Vec<String>,
+    /// GGUF file, for `llama`.
+    pub model: Option<PathBuf>,
+    /// Folder for quantised weights that processes share; none: they are made at each start.
+    pub cache_dir: Option<PathBuf>,
+    /// Threads of the engine.
+    pub threads: usize,
+    /// Tokens per KV block, for `llama`.
+    pub block_size: usize,
+    /// Blocks of the KV pool.
+    pub kv_blocks: usize,
+    /// Address of the gRPC service.
+    pub listen: String,
+    /// Address of the KV data listener.
+    pub kv_listen: String,
+    /// Address of the admin HTTP server; empty: none.
+    pub admin_listen: String,
+    /// Host under which others reach this worker; empty: the bound one.
+    pub advertise_host: String,
+    /// Discovery endpoints; all are tried.
+    pub discovery: Vec<String>,
+    /// Folder for what survives a restart: the last good view of discovery; none: nothing does.
+    pub state_dir: Option<PathBuf>,
+    /// Transports for landing KV, in order of preference.
+    pub transports: Vec<Transport>,
+    /// Folder of the Unix sockets through which workers of one host share their pools.
+    pub shm_dir: PathBuf,
+    /// Free labels, for constraints.
+    pub labels: std::collections::BTreeMap<String, String>,
+    /// Token that every call between services must carry.
+    pub service_token: Option<Secret>,
+    /// Bounds and targets of the scheduler.
+    pub scheduler: SchedulerSettings,
+    /// Time limits of hand-offs.
+    pub handoff: HandoffSettings,
+    /// How long a drain may take before unfinished requests migrate, in seconds.
+    pub drain_seconds: f64,
+    /// The simulated engine.
+    pub sim: SimConfig,
+    /// Fills landing blocks with NaN before they are granted, so that a read of incomplete KV shows.
+    pub poison_landing: bool,
+    /// Holds this process for ever at a phase of a hand-off; for fault tests.
+    pub fault_point: Option<FaultPoint>,
+    /// Logs and traces.
+    pub telemetry: TelemetryConfig,
+}
+
+/// Bounds and targets of the scheduler.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SchedulerSettings {
+    /// Most sequences at once.
+    pub max_running: usize,
+    /// Most requests waiting; the next is refused.
+    pub max_waiting: usize,
+    /// Most tokens in one step.
+    pub max_batched_tokens: usize,
+    /// Time that a step with prefill in it should take, in milliseconds.
+    pub step_target_ms: f64,
+    /// Part of the pool that prompts computed for nobody yet may hold.
+    pub source_fraction: f64,
+    /// Part of the pool that may be granted to transfers and not yet landed.
+    pub grant_fraction: f64,
+}
+
+impl Default for SchedulerSettings {
+    fn default() -> Self {
+        Self {
+            max_running: 256,
+            max_waiting: 256,
+            max_batched_tokens: 8192,
+            step_target_ms: 100.0,
+            source_fraction: 0.5,
+            grant_fraction: 0.25,
+        }
+    }
+}
+
+/// Time limits of hand-offs, in seconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HandoffSettings {
+    /// Longest wait for a prefill worker's first answer.
+    pub accept_seconds: f64,
+    /// Longest silence of a transfer.
+    pub progress_seconds: f64,
+    /// Longest life of a transfer.
+    pub hold_seconds: f64,
+}
+
+impl Default for HandoffSettings {
+    fn default() -> Self {
+        Self { accept_seconds: 5.0, progress_seconds: 60.0, hold_seconds: 600.0 }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            namespace: "default".into(),
+            role: Role::Aggregated,
+            engine: EngineKind::Llama,
+            served_name: String::new(),
+            aliases: Vec::new(),
+            model: None,
+            cache_dir: None,
+            threads: 1,
+            block_size: 16,
+            kv_blocks: 1024,
+            listen: "127.0.0.1:7500".into(),
+            kv_listen: "127.0.0.1:7501".into(),
+            admin_listen: "127.0.0.1:7510".into(),
+            advertise_host: String::new(),
+            discovery: vec!["127.0.0.1:7100".into()],
+            state_dir: None,
+            transports: vec![Transport::Shm, Transport::Tcp],
+            shm_dir: std::env::temp_dir().join("armature-shm"),
+            labels: Default::default(),
+            service_token: None,
+            scheduler: SchedulerSettings::default(),
+            handoff: HandoffSettings::default(),
+            drain_seconds: 30.0,
+            sim: SimConfig::default(),
+            poison_landing: false,
+            fault_point: None,
+            telemetry: TelemetryConfig::default(),
+        }
+    }
+}
+
+/// The configuration, checked and typed.
+#[derive(Debug, Clone)]
+pub struct Validated {
+    /// As it was given.
+    pub config: Config,
+    /// Address of the gRPC service.
+    pub listen: Address,
+    /// `host:port` of the KV data listener.
+    pub kv_listen: Address,
+    /// Address of the admin server.
+    pub admin_listen: Option<Address>,
+    /// Discovery endpoints.
+    pub discovery: Vec<Address>,
+    /// Longest drain before requests migrate.
+    pub drain: Duration,
+    /// Time limits of hand-offs.
+    pub handoff: crate::worker::HandoffLimits,
+}
+
+impl Config {
+    /// Checks what can be checked without touching anything.
+    ///
+    /// # Errors
+    /// The first key that is wrong, and what it must be.
+    pub fn validate(self) -> Result<Validated, ConfigError> {
+        let invalid = |key: &str, problem: String| Err(ConfigError::invalid(key, problem));
+        if self.engine == EngineKind::Llama && self.model.is_none() {
+            return invalid("model", "is missing: name a GGUF file, or set engine = \"sim\"".into());
+        }
+        for (key, value, least) in [
+            ("threads", self.threads, 1),
+            ("block_size", self.block_size, 1),
+            ("kv_blocks", self.kv_blocks, 4),
+            ("scheduler.max_running", self.scheduler.max_running, 1),
+            ("scheduler.max_waiting", self.scheduler.max_waiting, 1),
+            ("scheduler.max_batched_tokens", self.scheduler.max_batched_tokens, 1),
+        ] {
+            if value < least {
+                return invalid(key, format!("{value} is below the minimum of {least}"));
+            }
+        }
+        for (key, value) in [
+            ("scheduler.source_fraction", self.scheduler.source_fraction),
+            ("scheduler.grant_fraction", self.scheduler.grant_fraction),
+        ] {
+            if !(value > 0.0 && value <= 1.0) {
+                return invalid(key, format!("{value} is not above 0 and at most 1"));
+            }
+        }
+        if self.transports.is_empty() {
+            return invalid("transports", "is empty: \"tcp\" works everywhere".into());
+        }
+        if self.discovery.is_empty() {
+            return invalid("discovery", "is empty: name at least one endpoint".into());
+        }
+        if self.engine == EngineKind::Sim
+            && let Err(error) = self.sim.validate()
+        {
+            return invalid("sim", error.to_string());
+        }
+        let address = |key: &str, text: &str| {
+            text.parse::<Address>().map_err(|error| ConfigError::invalid(key, error.to_string()))
+        };
+        let seconds = |key: &str, value: f64| {
+            Duration::try_from_secs_f64(value)
+                .map_err(|_| ConfigError::invalid(key, format!("{value} is not a time in seconds")))
+        };
+        Ok(Validated {
+            listen: address("listen", &self.listen)?,
+            kv_listen: address("kv_listen", &self.kv_listen)?,
+            admin_listen: match self.admin_listen.as_str() {
+                "" => None,
+                text => Some(address("admin_listen", text)?),
+            },
+            discovery: self
+                .discovery
+                .iter()
+                .map(|text| address("discovery", text))
+                .collect::<Result<_, _>>()?,
+            drain: seconds("drain_seconds", self.drain_seconds)?,
+            handoff: crate::worker::HandoffLimits {
+                accept: seconds("handoff.accept_seconds", self.handoff.accept_seconds)?,
+                progress: seconds("handoff.progress_seconds", self.handoff.progress_seconds)?,
+                hold: seconds("handoff.hold_seconds", self.handoff.hold_seconds)?,
+            },
+            config: self,
+        })
+    }
+}
