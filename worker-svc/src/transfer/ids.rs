@@ -1,6 +1,7 @@
 //! Names and keys of a transfer. Ids fence and never authorise; the secret authorises and never prints.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// One hand-off of KV from one prefill worker to one decode worker: 128 random bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,6 +50,22 @@ pub struct Incarnation(pub u64);
 impl fmt::Display for Incarnation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
+    }
+}
+
+/// Text that is not 16 hex digits.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("an incarnation is 16 hex digits")]
+pub struct IncarnationError;
+
+impl FromStr for Incarnation {
+    type Err = IncarnationError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.len() != 16 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(IncarnationError);
+        }
+        u64::from_str_radix(text, 16).map(Self).map_err(|_| IncarnationError)
     }
 }
 

@@ -15,6 +15,7 @@
 mod cells;
 mod ids;
 mod landing;
+mod mapping;
 mod message;
 mod port;
 mod proof;
@@ -22,11 +23,12 @@ mod range;
 mod reason;
 mod registry;
 mod segments;
+mod shm;
 mod source;
 mod tcp;
 
-pub use ids::{BootId, Incarnation, PeerBlock, TransferId, TransferSecret, WindowIndex};
-pub use landing::endpoint::{HostLanding, LandingOptions, TcpLanding};
+pub use ids::{BootId, Incarnation, IncarnationError, PeerBlock, TransferId, TransferSecret, WindowIndex};
+pub use landing::endpoint::{HostLanding, LandingOptions, MAPPING_IDLE, ShmLanding, TcpLanding};
 pub use landing::session::LandingSession;
 pub use message::{
     Acceptance, Chosen, Commit, Grant, LandingEvent, Offer, PieceReady, SourceEvent, TransportKind,
@@ -34,5 +36,5 @@ pub use message::{
 pub use port::{LandingEndpoint, LandingRequest, SourceEndpoint};
 pub use range::{Extent, ExtentError, LayerRange, TokenRange};
 pub use reason::{AcceptError, Failure, GrantError, OpenError, PeerFailure, ShmRefusal, Violation};
-pub use source::endpoint::{HostSource, SourceOptions};
+pub use source::endpoint::{HostSource, ShmExport, SourceOptions};
 pub use source::session::SourceSession;

@@ -1,5 +1,6 @@
 //! Landings in a pool of host memory.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,10 +14,12 @@ use super::core::LandingCore;
 use super::session::LandingSession;
 use super::settle::Settle;
 use crate::kv_memory::KvMemory;
+use crate::transfer::ids::BootId;
 use crate::transfer::message::Offer;
 use crate::transfer::port::{LandingEndpoint, LandingRequest};
 use crate::transfer::reason::{Failure, OpenError};
 use crate::transfer::registry::Registry;
+use crate::transfer::shm::importer::Importer;
 use crate::transfer::tcp::listener::{self, Door};
 
 /// Bounds of a landing endpoint.
@@ -26,13 +29,26 @@ pub struct LandingOptions {
     pub max_transfers: usize,
     /// Data connections that have not proven a secret, at a time; more wait in the kernel's backlog.
     pub max_unproven: usize,
-    /// Time for a connection to prove its secret.
+    /// Time for a connection to prove its secret, and for fetching a pool.
     pub handshake_timeout: Duration,
+    /// Mappings of peers' pools kept between transfers; an idle one goes after [`MAPPING_IDLE`].
+    pub max_mappings: usize,
+    /// Large copies out of mappings at a time, each on a blocking thread.
+    pub max_copies: usize,
 }
+
+/// How long an unused mapping is kept: it holds a dead peer's memory.
+pub const MAPPING_IDLE: Duration = Duration::from_secs(60);
 
 impl Default for LandingOptions {
     fn default() -> Self {
-        Self { max_transfers: 1024, max_unproven: 64, handshake_timeout: Duration::from_secs(5) }
+        Self {
+            max_transfers: 1024,
+            max_unproven: 64,
+            handshake_timeout: Duration::from_secs(5),
+            max_mappings: 8,
+            max_copies: 4,
+        }
     }
 }
 
@@ -45,12 +61,22 @@ pub struct TcpLanding {
     pub advertised: String,
 }
 
+/// Where peers on this host hand out their pools.
+#[derive(Debug, Clone)]
+pub struct ShmLanding {
+    /// Directory of the sockets, the same for all workers of the host.
+    pub directory: PathBuf,
+    /// This host.
+    pub boot_id: BootId,
+}
+
 /// The landing side of the host-memory transports. Dropping it ends its transfers.
 #[derive(Debug)]
 pub struct HostLanding {
     kv: Arc<KvMemory>,
     landings: Arc<Registry<LandingCore>>,
     advertised: Option<String>,
+    shm: Option<(BootId, Arc<Importer>)>,
     closing: CancellationToken,
     _close_on_drop: DropGuard,
     tasks: TaskTracker,
@@ -58,7 +84,14 @@ pub struct HostLanding {
 
 impl HostLanding {
     /// Begins to accept transfers into `kv`. Must be called inside a tokio runtime.
-    pub fn start(kv: Arc<KvMemory>, options: LandingOptions, tcp: Option<TcpLanding>) -> Self {
+    ///
+    /// Of `tcp` and `shm` at least one is wanted: without both no transfer can be accepted.
+    pub fn start(
+        kv: Arc<KvMemory>,
+        options: LandingOptions,
+        tcp: Option<TcpLanding>,
+        shm: Option<ShmLanding>,
+    ) -> Self {
         let landings = Arc::new(Registry::new(options.max_transfers));
         let closing = CancellationToken::new();
         let tasks = TaskTracker::new();
@@ -73,13 +106,26 @@ impl HostLanding {
             tasks.spawn(listener::serve(listener, door, closing.clone(), tasks.clone()));
             advertised
         });
+        let shm = shm.map(|ShmLanding { directory, boot_id }| {
+            let LandingOptions { handshake_timeout, max_mappings, max_copies, .. } = options;
+            let geometry = *kv.geometry();
+            let importer =
+                Arc::new(Importer::new(directory, geometry, handshake_timeout, max_mappings, max_copies));
+            tasks.spawn(forget_idle_mappings(Arc::clone(&importer), closing.clone()));
+            (boot_id, importer)
+        });
         let close_on_drop = closing.clone().drop_guard();
-        Self { kv, landings, advertised, closing, _close_on_drop: close_on_drop, tasks }
+        Self { kv, landings, advertised, shm, closing, _close_on_drop: close_on_drop, tasks }
     }
 
     /// Transfers that are open.
     pub fn open_transfers(&self) -> usize {
         self.landings.len()
+    }
+
+    /// Mappings of peers' pools that are kept.
+    pub fn kept_mappings(&self) -> usize {
+        self.shm.as_ref().map_or(0, |(_, importer)| importer.kept_count())
     }
 
     /// Ends all transfers and waits until nothing writes into the pool.
@@ -103,8 +149,9 @@ impl LandingEndpoint for HostLanding {
         self.landings.insert(transfer, Arc::clone(&core))?;
         let landings = Arc::clone(&self.landings);
         self.tasks.spawn(watch(Arc::clone(&core), landings, deadline, self.closing.clone()));
-        let offer = Offer { transfer, secret, tokens, tcp: self.advertised.clone(), shm: None };
-        let settle = Settle { tcp: self.advertised.is_some() };
+        let (boot_id, importer) = self.shm.clone().unzip();
+        let offer = Offer { transfer, secret, tokens, tcp: self.advertised.clone(), shm: boot_id };
+        let settle = Settle::new(self.advertised.is_some(), importer, self.tasks.clone());
         Ok((offer, LandingSession::new(core, settle)))
     }
 }
@@ -122,4 +169,17 @@ async fn watch(
         () = closing.cancelled() => core.fail(Failure::Closed),
     }
     landings.remove(core.transfer);
+}
+
+async fn forget_idle_mappings(importer: Arc<Importer>, closing: CancellationToken) {
+    let mut sweep = tokio::time::interval(MAPPING_IDLE / 2);
+    let sweeping = async {
+        loop {
+            let now = sweep.tick().await;
+            if let Some(since) = now.checked_sub(MAPPING_IDLE) {
+                importer.forget_unused(since);
+            }
+        }
+    };
+    closing.run_until_cancelled(sweeping).await;
 }

@@ -18,6 +18,8 @@ pub(crate) struct SourceCore {
     pub(crate) transfer: TransferId,
     pub(crate) secret: TransferSecret,
     pub(crate) kv: Arc<KvMemory>,
+    /// Whether D may map our pool for this transfer.
+    pub(crate) exports: bool,
     ledger: Mutex<SourceLedger>,
     /// The session's consumer waits here.
     pub(crate) changed: Notify,
@@ -39,6 +41,7 @@ impl SourceCore {
         secret: TransferSecret,
         tokens: TokenRange,
         kv: Arc<KvMemory>,
+        exports: bool,
     ) -> Self {
         let readers = TaskTracker::new();
         readers.close();
@@ -47,6 +50,7 @@ impl SourceCore {
             secret,
             ledger: Mutex::new(SourceLedger::new(*kv.geometry(), kv.blocks(), tokens)),
             kv,
+            exports,
             changed: Notify::new(),
             work: Notify::new(),
             ended: CancellationToken::new(),

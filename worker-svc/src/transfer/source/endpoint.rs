@@ -1,8 +1,11 @@
 //! Sources in a pool of host memory.
 
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -10,10 +13,12 @@ use tokio_util::task::TaskTracker;
 use super::core::SourceCore;
 use super::session::SourceSession;
 use crate::kv_memory::KvMemory;
+use crate::transfer::ids::{BootId, Incarnation};
 use crate::transfer::message::{Acceptance, Offer};
 use crate::transfer::port::SourceEndpoint;
 use crate::transfer::reason::{AcceptError, Failure, OpenError, ShmRefusal};
 use crate::transfer::registry::Registry;
+use crate::transfer::shm::exporter::{self, Counter, Socket};
 use crate::transfer::tcp::sender::Destination;
 
 /// Bounds of a source endpoint.
@@ -25,12 +30,30 @@ pub struct SourceOptions {
     pub handshake_timeout: Duration,
     /// Largest payload of a frame, where that is more than one token of one layer.
     pub max_frame_bytes: u64,
+    /// Peers at the pool's socket, at a time; more wait in the kernel's backlog.
+    pub max_visitors: usize,
 }
 
 impl Default for SourceOptions {
     fn default() -> Self {
-        Self { max_transfers: 1024, handshake_timeout: Duration::from_secs(5), max_frame_bytes: 4 << 20 }
+        Self {
+            max_transfers: 1024,
+            handshake_timeout: Duration::from_secs(5),
+            max_frame_bytes: 4 << 20,
+            max_visitors: 64,
+        }
     }
+}
+
+/// Where this worker hands out its pool to peers on its host.
+#[derive(Debug, Clone)]
+pub struct ShmExport {
+    /// Directory of the sockets, the same for all workers of the host.
+    pub directory: PathBuf,
+    /// This host.
+    pub boot_id: BootId,
+    /// This life of this worker: names the socket.
+    pub incarnation: Incarnation,
 }
 
 /// The source side of the host-memory transports. Dropping it ends its transfers.
@@ -39,22 +62,40 @@ pub struct HostSource {
     kv: Arc<KvMemory>,
     options: SourceOptions,
     sources: Arc<Registry<SourceCore>>,
+    shm: Option<ShmExport>,
     closing: CancellationToken,
     _close_on_drop: DropGuard,
     tasks: TaskTracker,
 }
 
 impl HostSource {
-    /// Begins to accept offers for KV of `kv`.
-    pub fn start(kv: Arc<KvMemory>, options: SourceOptions) -> Self {
+    /// Begins to accept offers for KV of `kv`. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// What binding the pool's socket answers.
+    pub fn start(kv: Arc<KvMemory>, options: SourceOptions, shm: Option<ShmExport>) -> io::Result<Self> {
         let closing = CancellationToken::new();
-        Self {
-            kv,
-            options,
-            sources: Arc::new(Registry::new(options.max_transfers)),
-            _close_on_drop: closing.clone().drop_guard(),
-            closing,
-            tasks: TaskTracker::new(),
+        let tasks = TaskTracker::new();
+        let sources = Arc::new(Registry::new(options.max_transfers));
+        if let Some(ShmExport { directory, incarnation, .. }) = &shm {
+            let socket = Socket::bind(directory, *incarnation)?;
+            let counter = Counter {
+                sources: Arc::clone(&sources),
+                places: Arc::new(Semaphore::new(options.max_visitors)),
+                handshake_timeout: options.handshake_timeout,
+            };
+            tasks.spawn(exporter::serve(socket, counter, closing.clone(), tasks.clone()));
+        }
+        let close_on_drop = closing.clone().drop_guard();
+        Ok(Self { kv, options, sources, shm, closing, _close_on_drop: close_on_drop, tasks })
+    }
+
+    /// The incarnation whose socket D may use, or why it may not.
+    fn exported_to(&self, peer: Option<BootId>) -> Result<Incarnation, ShmRefusal> {
+        match (peer, &self.shm) {
+            (Some(peer), Some(ours)) if peer == ours.boot_id => Ok(ours.incarnation),
+            (Some(_), Some(_)) => Err(ShmRefusal::OtherHost),
+            _ => Err(ShmRefusal::NotConfigured),
         }
     }
 
@@ -80,11 +121,15 @@ impl SourceEndpoint for HostSource {
         if tokens.is_empty() {
             return Err(OpenError::Empty.into());
         }
-        let shm_refused = shm.map(|_| ShmRefusal::NotConfigured);
-        if tcp.is_none() {
-            return Err(AcceptError::NoTransport(shm_refused.unwrap_or(ShmRefusal::NotConfigured)));
-        }
-        let core = Arc::new(SourceCore::new(transfer, secret, tokens, Arc::clone(&self.kv)));
+        let asked = shm.is_some();
+        let exported = self.exported_to(shm);
+        let acceptance = match exported {
+            Ok(incarnation) => Acceptance::Shm { incarnation },
+            Err(refusal) if tcp.is_none() => return Err(AcceptError::NoTransport(refusal)),
+            Err(refusal) => Acceptance::Tcp { shm_refused: asked.then_some(refusal) },
+        };
+        let kv = Arc::clone(&self.kv);
+        let core = Arc::new(SourceCore::new(transfer, secret, tokens, kv, exported.is_ok()));
         self.sources.insert(transfer, Arc::clone(&core))?;
         let sources = Arc::clone(&self.sources);
         self.tasks.spawn(watch(Arc::clone(&core), sources, deadline, self.closing.clone()));
@@ -93,8 +138,7 @@ impl SourceEndpoint for HostSource {
             handshake_timeout: self.options.handshake_timeout,
             max_frame_bytes: self.options.max_frame_bytes,
         });
-        let session = SourceSession::new(core, false, destination, self.tasks.clone());
-        Ok((Acceptance::Tcp { shm_refused }, session))
+        Ok((acceptance, SourceSession::new(core, destination, self.tasks.clone())))
     }
 }
 

@@ -20,8 +20,6 @@ use crate::transfer::tcp::sender::{self, Destination};
 #[derive(Debug)]
 pub struct SourceSession {
     core: Arc<SourceCore>,
-    /// Whether D may pull from us.
-    shm: bool,
     tcp: Option<Destination>,
     sending: AtomicBool,
     told_moved: AtomicBool,
@@ -30,15 +28,9 @@ pub struct SourceSession {
 }
 
 impl SourceSession {
-    pub(crate) fn new(
-        core: Arc<SourceCore>,
-        shm: bool,
-        tcp: Option<Destination>,
-        tasks: TaskTracker,
-    ) -> Self {
+    pub(crate) fn new(core: Arc<SourceCore>, tcp: Option<Destination>, tasks: TaskTracker) -> Self {
         Self {
             core,
-            shm,
             tcp,
             sending: AtomicBool::new(false),
             told_moved: AtomicBool::new(false),
@@ -66,7 +58,7 @@ impl SourceSession {
             return Err(Violation::OtherTransfer.into());
         }
         match (grant.transport, &self.tcp) {
-            (TransportKind::Shm, _) if self.shm => self.core.ledger().grant(grant)?,
+            (TransportKind::Shm, _) if self.core.exports => self.core.ledger().grant(grant)?,
             (TransportKind::Tcp, Some(destination)) => {
                 self.core.ledger().grant(grant)?;
                 if !self.sending.swap(true, Ordering::Relaxed) {

@@ -221,7 +221,7 @@ async fn idle_connections_give_their_places_back() {
     let handshake_timeout = Duration::from_millis(100);
     let options = LandingOptions { max_unproven: 2, handshake_timeout, ..LandingOptions::default() };
     let tcp = TcpLanding { listener, advertised: advertised.clone() };
-    let landing = HostLanding::start(kv.landing_kv.clone(), options, Some(tcp));
+    let landing = HostLanding::start(kv.landing_kv.clone(), options, Some(tcp), None);
     let mut idle = Vec::new();
     for _ in 0..6 {
         idle.push(TcpStream::connect(&advertised).await.unwrap());

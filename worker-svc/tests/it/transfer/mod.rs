@@ -4,3 +4,4 @@ mod abort;
 mod contract;
 mod hostile;
 mod rig;
+mod shm;

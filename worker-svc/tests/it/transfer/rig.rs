@@ -10,6 +10,7 @@ use armature_worker::transfer::*;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
+use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
@@ -19,19 +20,22 @@ pub(super) const LONG: Duration = Duration::from_secs(120);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wire {
     Tcp,
+    Shm,
 }
 
-pub(super) const WIRES: [Wire; 1] = [Wire::Tcp];
+pub(super) const WIRES: [Wire; 2] = [Wire::Tcp, Wire::Shm];
 
 pub(super) struct Rig {
     pub(super) source_kv: Arc<KvMemory>,
     pub(super) landing_kv: Arc<KvMemory>,
     pub(super) source: HostSource,
     pub(super) landing: HostLanding,
+    pub(super) sockets: TempDir,
+    pub(super) transport: TransportKind,
 }
 
 impl Rig {
-    pub(super) async fn new(_wire: Wire, geometry: KvGeometry, blocks: usize, max_frame_bytes: u64) -> Self {
+    pub(super) async fn new(wire: Wire, geometry: KvGeometry, blocks: usize, max_frame_bytes: u64) -> Self {
         let source_kv = Arc::new(KvMemory::new(geometry, blocks).unwrap());
         let landing_kv = Arc::new(KvMemory::new(geometry, blocks).unwrap());
         let mut noise = StdRng::seed_from_u64(7);
@@ -42,10 +46,21 @@ impl Rig {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let advertised = listener.local_addr().unwrap().to_string();
         let tcp = TcpLanding { listener, advertised };
-        let landing = HostLanding::start(Arc::clone(&landing_kv), LandingOptions::default(), Some(tcp));
+        let sockets = tempfile::tempdir().unwrap();
+        let (directory, boot_id) = (sockets.path().to_owned(), BootId::of_this_host().unwrap());
+        let import = ShmLanding { directory: directory.clone(), boot_id: boot_id.clone() };
+        let export = ShmExport { directory, boot_id, incarnation: Incarnation(0xfeed) };
+        let transport = if wire == Wire::Shm { TransportKind::Shm } else { TransportKind::Tcp };
+        let over_shm = wire == Wire::Shm;
+        let landing = HostLanding::start(
+            Arc::clone(&landing_kv),
+            LandingOptions::default(),
+            Some(tcp),
+            over_shm.then_some(import),
+        );
         let options = SourceOptions { max_frame_bytes, ..SourceOptions::default() };
-        let source = HostSource::start(Arc::clone(&source_kv), options);
-        Self { source_kv, landing_kv, source, landing }
+        let source = HostSource::start(Arc::clone(&source_kv), options, over_shm.then_some(export)).unwrap();
+        Self { source_kv, landing_kv, source, landing, sockets, transport }
     }
 
     pub(super) fn request(transfer: u128, tokens: TokenRange) -> LandingRequest {
@@ -61,7 +76,8 @@ impl Rig {
     pub(super) async fn pair(&self, transfer: u128, tokens: TokenRange) -> (LandingSession, SourceSession) {
         let (offer, landing) = self.landing.open(Self::request(transfer, tokens)).unwrap();
         let (acceptance, source) = self.source.accept(offer, Instant::now() + LONG).unwrap();
-        landing.accepted(acceptance).await.unwrap();
+        let chosen = landing.accepted(acceptance).await.unwrap();
+        assert_eq!(chosen.transport, self.transport);
         (landing, source)
     }
 
