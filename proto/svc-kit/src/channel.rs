@@ -224,8 +224,10 @@ impl Service<http::Request<Body>> for Channel {
         Box::pin(async move {
             let Some(deadline) = deadline else { return answer.await };
             match tokio::time::timeout_at(deadline, answer).await {
-                Ok(answer) => Ok(answer?.map(|body| deadline::until(deadline, body, None))),
-                Err(_) => Ok(deadline::exceeded().into_http()),
+                Ok(Ok(answer)) => Ok(answer.map(|body| deadline::until(deadline, body, None))),
+                // The transport has a timer on the same header and would call this CANCELLED.
+                Ok(Err(error)) if Instant::now() < deadline => Err(error),
+                Ok(Err(_)) | Err(_) => Ok(deadline::exceeded().into_http()),
             }
         })
     }

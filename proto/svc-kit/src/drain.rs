@@ -214,8 +214,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn phases_come_in_order() {
         let drain = Drain::new();
-        let seen = Mutex::new(Vec::new());
-        let note = |what| async { seen.lock().unwrap().push((what, drain.phase())) };
+        let seen = &Mutex::new(Vec::new());
+        let drain = &drain;
+        let note = |what| async move { seen.lock().unwrap().push((what, drain.phase())) };
         let work = drain.enter().unwrap();
         let finish = async {
             drain.refusing().await;

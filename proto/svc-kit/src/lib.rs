@@ -8,6 +8,8 @@
 //! Does not: know what is served. No routing, no tokens, no engine; a word of serving in this
 //! crate is in the wrong place.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 pub mod address;
 pub mod admin;
 pub mod call;

@@ -77,7 +77,13 @@ impl ConfigError {
     }
 
     pub(super) fn explain(error: figment::Error, figment: &Figment) -> Self {
-        let path = error.path.join(".");
+        let mut path = error.path.as_slice();
+        if let (Kind::UnknownField(name, _), [table @ .., last]) = (&error.kind, path)
+            && name == last
+        {
+            path = table;
+        }
+        let path = path.join(".");
         let within = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
         let origin = |key: &str| {
             let metadata = error.metadata.as_ref().or_else(|| figment.find_metadata(key));

@@ -49,7 +49,6 @@ impl<S: Inner> Service<http::Request<Body>> for InContext<S> {
             trace.set_parent_of(&span);
         }
         request.extensions_mut().insert(call.clone());
-        // tonic would run its own, weaker timer on the header; layers::deadline owns the deadline.
         let answer = call.sync_scope(|| span.in_scope(|| self.inner.call(request)));
         let body = (call.clone(), span.clone());
         Box::pin(
