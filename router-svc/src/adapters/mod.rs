@@ -1,0 +1,5 @@
+//! Implementations of what the domain needs from the outside world, a file each.
+
+pub mod backoff;
+pub mod worker_feed;
+pub mod worker_messages;

@@ -1,0 +1,309 @@
+//! Configuration, as it is written; [`Config::validate`] makes the settings of the parts.
+
+use std::time::Duration;
+
+use armature_svc_kit::address::Address;
+use armature_svc_kit::secret::Secret;
+use armature_svc_kit::telemetry::TelemetryConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::domain::policy::{PolicyKind, Settings};
+use crate::domain::reservations::Bounds;
+use crate::domain::units::Tokens;
+
+/// Configuration of a router.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Address of the gRPC service; port 0 is ephemeral.
+    pub listen: Address,
+    /// Address of the admin HTTP server; none: no admin server.
+    pub admin: Option<Address>,
+    /// Address to register instead of the bound one, for instance behind a wildcard.
+    pub advertise: Option<Address>,
+    /// Discovery services, tried in turn.
+    pub discovery: Vec<Address>,
+    /// Where the last good view of the membership is kept; unset: nowhere.
+    pub view_file: Option<std::path::PathBuf>,
+    /// Deployment this router belongs to.
+    pub namespace: String,
+    /// Token shared by the services.
+    pub token: Option<Secret>,
+    /// Calls in flight before others are refused.
+    pub max_in_flight: usize,
+    /// Seconds that accepted calls may take after a shutdown was asked for.
+    pub drain_seconds: u64,
+    /// How workers are scored.
+    pub policy: PolicyConfig,
+    /// Prefix index.
+    pub index: IndexConfig,
+    /// Reservations.
+    pub reservations: ReservationConfig,
+    /// Kept decisions.
+    pub explain: ExplainConfig,
+    /// Streams from the workers.
+    pub feed: FeedConfig,
+    /// Logs and traces.
+    pub telemetry: TelemetryConfig,
+}
+
+/// Names of the policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PolicyName {
+    /// By KV locality and load.
+    Kv,
+    /// In turn.
+    RoundRobin,
+    /// By requests in hand.
+    LeastLoaded,
+}
+
+/// Whether decode workers may prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LocalPrefill {
+    /// When it costs less, or no prefill worker is there.
+    Allowed,
+    /// Never.
+    Forbidden,
+}
+
+/// How workers are scored.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PolicyConfig {
+    /// Which policy.
+    pub name: PolicyName,
+    /// Price of duplicating blocks, in units of computing them.
+    pub kappa: f64,
+    /// The same in a prefill pool.
+    pub kappa_prefill: f64,
+    /// Weight of decode time against time to first token.
+    pub eta: f64,
+    /// Weight of the age of evicted blocks in a prefill pool.
+    pub eviction_age: f64,
+    /// Output tokens of a request that names no expectation.
+    pub expected_output_tokens: u32,
+    /// Whether decode workers may prefill.
+    pub local_prefill: LocalPrefill,
+}
+
+/// Prefix index.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct IndexConfig {
+    /// Blocks, each worker's counted; beyond it the deepest are forgotten.
+    pub max_entries: usize,
+    /// Blocks expected of routed requests; 0 switches prediction off.
+    pub predicted_entries: usize,
+    /// Milliseconds for which a block is expected.
+    pub predicted_ms: u64,
+}
+
+/// Reservations.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReservationConfig {
+    /// Unsettled ones; more are refused.
+    pub max_open: usize,
+    /// Ended ones remembered.
+    pub max_ended: usize,
+    /// Milliseconds until a worker must have named a reservation.
+    pub admission_ms: u64,
+    /// Milliseconds for which an ended one is remembered.
+    pub remember_ms: u64,
+}
+
+/// Kept decisions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExplainConfig {
+    /// Bytes of inputs kept.
+    pub max_bytes: usize,
+}
+
+/// Streams from the workers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FeedConfig {
+    /// Least milliseconds between load reports of a worker.
+    pub report_interval_ms: u64,
+    /// First and longest pause before a broken stream is opened again, milliseconds.
+    pub backoff_min_ms: u64,
+    /// Longest pause.
+    pub backoff_max_ms: u64,
+    /// Least milliseconds between two snapshots of one worker rank.
+    pub snapshot_interval_ms: u64,
+    /// Snapshots taken at a time.
+    pub snapshots_at_once: usize,
+    /// Milliseconds after which the router serves although workers have not reported.
+    pub ready_after_ms: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: Address::tcp("127.0.0.1", 7200),
+            admin: Some(Address::tcp("127.0.0.1", 7210)),
+            advertise: None,
+            discovery: vec![Address::tcp("127.0.0.1", 7100)],
+            view_file: None,
+            namespace: "default".into(),
+            token: None,
+            max_in_flight: 8192,
+            drain_seconds: 30,
+            policy: PolicyConfig::default(),
+            index: IndexConfig::default(),
+            reservations: ReservationConfig::default(),
+            explain: ExplainConfig::default(),
+            feed: FeedConfig::default(),
+            telemetry: TelemetryConfig::default(),
+        }
+    }
+}
+
+impl Default for PolicyConfig {
+    fn default() -> Self {
+        Self {
+            name: PolicyName::Kv,
+            kappa: 2.0,
+            kappa_prefill: 1.0,
+            eta: 0.05,
+            eviction_age: 2.0,
+            expected_output_tokens: 300,
+            local_prefill: LocalPrefill::Allowed,
+        }
+    }
+}
+
+impl Default for IndexConfig {
+    fn default() -> Self {
+        Self { max_entries: 8_000_000, predicted_entries: 262_144, predicted_ms: 30_000 }
+    }
+}
+
+impl Default for ReservationConfig {
+    fn default() -> Self {
+        Self { max_open: 65_536, max_ended: 262_144, admission_ms: 10_000, remember_ms: 30_000 }
+    }
+}
+
+impl Default for ExplainConfig {
+    fn default() -> Self {
+        Self { max_bytes: 16 * 1024 * 1024 }
+    }
+}
+
+impl Default for FeedConfig {
+    fn default() -> Self {
+        Self {
+            report_interval_ms: 20,
+            backoff_min_ms: 50,
+            backoff_max_ms: 2_000,
+            snapshot_interval_ms: 1_000,
+            snapshots_at_once: 4,
+            ready_after_ms: 5_000,
+        }
+    }
+}
+
+/// A setting out of range.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key} is {problem}")]
+pub struct Invalid {
+    key: &'static str,
+    problem: &'static str,
+}
+
+/// Configuration in the domain's terms.
+#[derive(Debug, Clone, Copy)]
+pub struct Valid {
+    /// Weights of the cost.
+    pub settings: Settings,
+    /// Bounds of reservations.
+    pub reservations: Bounds,
+}
+
+impl Config {
+    /// Checks what types do not.
+    pub fn validate(&self) -> Result<Valid, Invalid> {
+        let policy = &self.policy;
+        let weights = [
+            ("policy.kappa", policy.kappa),
+            ("policy.kappa_prefill", policy.kappa_prefill),
+            ("policy.eta", policy.eta),
+            ("policy.eviction_age", policy.eviction_age),
+        ];
+        if let Some((key, _)) = weights.into_iter().find(|(_, weight)| !weight.is_finite() || *weight < 0.0) {
+            return Err(Invalid { key, problem: "negative or not a number" });
+        }
+        let counts = [
+            ("max_in_flight", self.max_in_flight),
+            ("index.max_entries", self.index.max_entries),
+            ("reservations.max_open", self.reservations.max_open),
+            ("feed.snapshots_at_once", self.feed.snapshots_at_once),
+            ("discovery", self.discovery.len()),
+            ("namespace", self.namespace.len()),
+        ];
+        if let Some((key, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
+            return Err(Invalid { key, problem: "zero or empty" });
+        }
+        if self.feed.backoff_min_ms == 0 || self.feed.backoff_max_ms < self.feed.backoff_min_ms {
+            return Err(Invalid { key: "feed.backoff_min_ms", problem: "zero or above feed.backoff_max_ms" });
+        }
+        let policy_kind = match policy.name {
+            PolicyName::Kv => PolicyKind::Kv,
+            PolicyName::RoundRobin => PolicyKind::RoundRobin,
+            PolicyName::LeastLoaded => PolicyKind::LeastLoaded,
+        };
+        Ok(Valid {
+            settings: Settings {
+                policy: policy_kind,
+                kappa: policy.kappa,
+                kappa_prefill: policy.kappa_prefill,
+                eta: policy.eta,
+                eviction_age: policy.eviction_age,
+                expected_output: Tokens(u64::from(policy.expected_output_tokens)),
+                local_prefill: policy.local_prefill == LocalPrefill::Allowed,
+            },
+            reservations: Bounds {
+                admission: Duration::from_millis(self.reservations.admission_ms),
+                remember: Duration::from_millis(self.reservations.remember_ms),
+                max_open: self.reservations.max_open,
+                max_ended: self.reservations.max_ended,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid_and_those_of_the_domain() {
+        let valid = Config::default().validate().unwrap();
+        assert_eq!(valid.settings, Settings::default());
+    }
+
+    #[test]
+    fn the_sample_file_says_the_defaults() {
+        let text = include_str!("../config/default.toml");
+        let sample: Config = armature_svc_kit::config::parse_toml(text).unwrap();
+        assert_eq!(toml::Value::try_from(sample).unwrap(), toml::Value::try_from(Config::default()).unwrap());
+        // Complete: every key is written, those that have no default as a comment.
+        let written: toml::Table = text.parse().unwrap();
+        let defaults = toml::Table::try_from(Config::default()).unwrap();
+        assert_eq!(written, defaults);
+    }
+
+    #[test]
+    fn what_cannot_work_is_named() {
+        let mut config = Config::default();
+        config.policy.eta = f64::NAN;
+        assert_eq!(config.validate().unwrap_err().to_string(), "policy.eta is negative or not a number");
+        let config = Config { discovery: Vec::new(), ..Config::default() };
+        assert_eq!(config.validate().unwrap_err().to_string(), "discovery is zero or empty");
+    }
+}

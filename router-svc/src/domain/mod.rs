@@ -1,0 +1,11 @@
+//! Pure decisions: no I/O, no clock, no entropy. Time and randomness are arguments.
+
+pub mod explain;
+pub mod index;
+pub mod load;
+pub mod policy;
+pub mod reservations;
+pub mod router;
+pub mod step_cost;
+pub mod units;
+pub mod worker;

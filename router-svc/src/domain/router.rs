@@ -1,0 +1,339 @@
+//! The whole state of a router, and what changes it: membership, reports, KV events, requests, time.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use armature_contracts::ids::{InstanceId, ReservationKey, WorkerRank};
+
+use super::explain::{DecisionNumber, Explanation, KeptDecisions};
+use super::index::predicted::Predicted;
+use super::index::snapshot::Snapshot;
+use super::index::wire::{Batch, CheckedIndex, Doubt, Mark};
+use super::index::{Matches, RankBlocks};
+use super::load::{Load, Report};
+use super::policy::decide::{Choice, evaluate};
+use super::policy::{Candidate, Inputs, Question, Refusal, Settings};
+use super::reservations::{Booking, Known, Leg, Pending, Reservations, Settled, TooMany};
+use super::units::{Blocks, Micros, SequenceHash, Side, Time, Tokens};
+use super::worker::{Status, Worker};
+use crate::ports::PrefixIndex;
+
+/// A chosen worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// Which.
+    pub rank: WorkerRank,
+    /// Its gRPC address.
+    pub address: Arc<str>,
+    /// Prompt blocks it is believed to have.
+    pub matched: Blocks,
+}
+
+/// An answer to Route.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Routed {
+    /// Names the decision.
+    pub number: DecisionNumber,
+    /// Leads the request.
+    pub decode: Target,
+    /// Prefills: the choice, then alternates. Empty: the decode worker does.
+    pub prefill: Vec<Target>,
+    /// Whether the decode worker may not prefill when those fail.
+    pub local_prefill_forbidden: bool,
+}
+
+/// Why Route has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RouteError {
+    /// No decision.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The reservation was released before.
+    #[error("the reservation was released")]
+    Released,
+    /// The bound of reservations is reached.
+    #[error(transparent)]
+    TooMany(#[from] TooMany),
+}
+
+/// A request to be routed.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Idempotency key.
+    pub key: ReservationKey,
+    /// What is to be decided.
+    pub question: Arc<Question>,
+    /// Full blocks of the prompt.
+    pub prompt: Arc<[SequenceHash]>,
+}
+
+/// A router's view of one worker.
+#[derive(Debug, Clone)]
+pub struct WorkerView {
+    /// Its registration and card.
+    pub worker: Arc<Worker>,
+    /// Its last report.
+    pub report: Option<Report>,
+    /// What no report has settled.
+    pub pending: Pending,
+    /// What the index holds of it.
+    pub held: RankBlocks,
+    /// How far its events are applied; none: UNKNOWN.
+    pub mark: Option<Mark>,
+}
+
+/// Gauges of a router.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Totals {
+    /// Workers.
+    pub workers: usize,
+    /// Of those, UNKNOWN to the index.
+    pub unknown: usize,
+    /// Blocks in the index.
+    pub entries: usize,
+    /// Blocks forgotten since the start.
+    pub forgotten: u64,
+    /// Predicted blocks.
+    pub predicted: usize,
+    /// Unsettled reservations.
+    pub open: usize,
+    /// Ended reservations remembered.
+    pub remembered: usize,
+    /// Bytes of kept decisions.
+    pub decision_bytes: usize,
+}
+
+/// The state.
+pub struct Router<I> {
+    workers: BTreeMap<WorkerRank, Arc<Worker>>,
+    reports: HashMap<WorkerRank, Report>,
+    index: CheckedIndex<I>,
+    predicted: Predicted,
+    reservations: Reservations<Arc<Routed>>,
+    kept: KeptDecisions,
+    settings: Settings,
+    decisions: u64,
+}
+
+impl<I: PrefixIndex> Router<I> {
+    /// Without workers.
+    pub fn new(
+        settings: Settings,
+        index: I,
+        predicted: Predicted,
+        reservations: Reservations<Arc<Routed>>,
+        kept: KeptDecisions,
+    ) -> Self {
+        Self {
+            workers: BTreeMap::new(),
+            reports: HashMap::new(),
+            index: CheckedIndex::new(index),
+            predicted,
+            reservations,
+            kept,
+            settings,
+            decisions: 0,
+        }
+    }
+
+    /// Takes the present membership; what is no longer in it is dropped with its load and blocks.
+    pub fn members(&mut self, workers: Vec<Worker>, now: Time) {
+        let mut present: BTreeMap<_, _> = workers.into_iter().map(|worker| (worker.rank, worker)).collect();
+        let gone: Vec<_> = self.workers.keys().filter(|rank| !present.contains_key(rank)).copied().collect();
+        for rank in gone {
+            self.workers.remove(&rank);
+            self.reports.remove(&rank);
+            self.index.forget_rank(rank);
+            self.predicted.drop_rank(rank);
+            self.reservations.drop_worker(rank, now);
+        }
+        for (rank, worker) in &mut present {
+            // A worker's own word that it drains comes before discovery has it.
+            if self.reports.get(rank).is_some_and(|report| report.draining) {
+                worker.status = Status::Draining;
+            }
+        }
+        self.workers = present.into_iter().map(|(rank, worker)| (rank, Arc::new(worker))).collect();
+    }
+
+    /// Takes a report of an instance: its ranks, and the reservations it has settled, at once, so that no request counts twice or not at all.
+    pub fn report(
+        &mut self,
+        instance: InstanceId,
+        ranks: Vec<(WorkerRank, Report)>,
+        settled: &[Settled],
+        now: Time,
+    ) {
+        for (rank, report) in ranks {
+            let Some(worker) = self.workers.get_mut(&rank) else { continue };
+            if report.draining && worker.status != Status::Draining {
+                Arc::make_mut(worker).status = Status::Draining;
+            }
+            self.reports.insert(rank, report);
+        }
+        for settled in settled {
+            for leg in self.reservations.settle(instance, settled, now) {
+                self.predicted.withdraw(leg.worker, &leg.promised);
+            }
+        }
+    }
+
+    /// Takes a batch of KV events; after a doubt the rank needs a snapshot.
+    pub fn kv_batch(&mut self, rank: WorkerRank, batch: &Batch) -> Result<(), Doubt> {
+        if !self.workers.contains_key(&rank) {
+            return Ok(());
+        }
+        self.index.apply(rank, batch)
+    }
+
+    /// Takes a whole set.
+    pub fn kv_snapshot(&mut self, rank: WorkerRank, snapshot: &Snapshot) -> Result<(), Doubt> {
+        if !self.workers.contains_key(&rank) {
+            return Ok(());
+        }
+        self.index.replace(rank, snapshot)
+    }
+
+    /// Makes a rank UNKNOWN.
+    pub fn kv_doubt(&mut self, rank: WorkerRank) {
+        self.index.forget_rank(rank);
+    }
+
+    /// How far a rank's events are applied; none: UNKNOWN.
+    pub fn kv_mark(&self, rank: WorkerRank) -> Option<Mark> {
+        self.index.mark(rank)
+    }
+
+    /// Decides and books; a key that was answered before gets that answer and books nothing.
+    pub fn route(&mut self, request: &Request, seed: u64, now: Time) -> Result<Arc<Routed>, RouteError> {
+        self.expire(now);
+        match self.reservations.known(request.key) {
+            Known::New => {}
+            Known::Answered(answer) => return Ok(answer),
+            Known::Released => return Err(RouteError::Released),
+        }
+        let matches = self.index.find(&request.prompt).or(self.predicted.find(&request.prompt, now));
+        let inputs = Inputs {
+            candidates: self.candidates(&request.question, &matches),
+            question: request.question.clone(),
+            settings: self.settings,
+            seed,
+            turn: self.decisions,
+        };
+        let choice = evaluate(&inputs).choice?;
+        let number = DecisionNumber(self.decisions + 1);
+        let answer = Arc::new(self.answer(&inputs, &choice, number));
+        let legs = legs(&inputs, &choice, &request.prompt);
+        let targets: Vec<_> = legs.iter().map(|leg| leg.worker).collect();
+        self.reservations.book(request.key, answer.clone(), legs, now)?;
+        for rank in targets {
+            self.predicted.promise(rank, &request.prompt, now);
+        }
+        self.decisions += 1;
+        self.kept.keep(number, inputs, now);
+        Ok(answer)
+    }
+
+    /// Ends reservations, known or not.
+    pub fn release(&mut self, keys: &[ReservationKey], now: Time) {
+        for key in keys {
+            for leg in self.reservations.release(*key, now) {
+                self.predicted.withdraw(leg.worker, &leg.promised);
+            }
+        }
+    }
+
+    /// Lets time pass: admission deadlines, promises, memories. Answers how many legs nobody has named in time.
+    pub fn expire(&mut self, now: Time) -> usize {
+        let unnamed = self.reservations.expire(now);
+        for leg in &unnamed {
+            self.predicted.withdraw(leg.worker, &leg.promised);
+        }
+        self.predicted.expire(now);
+        unnamed.len()
+    }
+
+    /// Explains a decision; none when it is not kept.
+    pub fn explain(&self, number: DecisionNumber, now: Time) -> Option<Explanation> {
+        self.kept.explain(number, now)
+    }
+
+    /// Whether every worker has reported.
+    pub fn all_reported(&self) -> bool {
+        self.workers.keys().all(|rank| self.reports.contains_key(rank))
+    }
+
+    /// Every worker as it is seen, by rank.
+    pub fn views(&self) -> Vec<WorkerView> {
+        let view = |(rank, worker): (&WorkerRank, &Arc<Worker>)| WorkerView {
+            worker: worker.clone(),
+            report: self.reports.get(rank).copied(),
+            pending: self.reservations.pending(*rank),
+            held: self.index.rank(*rank),
+            mark: self.index.mark(*rank),
+        };
+        self.workers.iter().map(view).collect()
+    }
+
+    /// Its gauges.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            workers: self.workers.len(),
+            unknown: self.workers.keys().filter(|rank| self.index.mark(**rank).is_none()).count(),
+            entries: self.index.entries(),
+            forgotten: self.index.forgotten(),
+            predicted: self.predicted.entries(),
+            open: self.reservations.open(),
+            remembered: self.reservations.remembered(),
+            decision_bytes: self.kept.bytes(),
+        }
+    }
+
+    /// How workers are scored.
+    pub fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    fn candidates(&self, question: &Question, matches: &Matches) -> Vec<Candidate> {
+        let serves = |worker: &Worker| worker.namespace == question.namespace && worker.set == question.set;
+        let candidate = |(rank, worker): (&WorkerRank, &Arc<Worker>)| Candidate {
+            load: Load::of(worker, self.reports.get(rank), self.reservations.pending(*rank)),
+            matched: matches.of(*rank),
+            worker: worker.clone(),
+        };
+        self.workers.iter().filter(|(_, worker)| serves(worker)).map(candidate).collect()
+    }
+
+    fn answer(&self, inputs: &Inputs, choice: &Choice, number: DecisionNumber) -> Routed {
+        let target = |at: usize| {
+            let Candidate { worker, matched, .. } = &inputs.candidates[at];
+            Target { rank: worker.rank, address: worker.address.clone(), matched: *matched }
+        };
+        let aggregated = inputs.candidates[choice.decode].worker.roles.aggregated;
+        Routed {
+            number,
+            decode: target(choice.decode),
+            prefill: choice.prefill.iter().map(|at| target(*at)).collect(),
+            local_prefill_forbidden: !self.settings.local_prefill && !aggregated,
+        }
+    }
+}
+
+fn legs(inputs: &Inputs, choice: &Choice, promised: &Arc<[SequenceHash]>) -> Vec<Leg> {
+    let question = &inputs.question;
+    let leg = |at: usize, side, computes: bool, requests| {
+        let candidate = &inputs.candidates[at];
+        let uncached = if computes { candidate.uncached(question.prompt) } else { Tokens(0) };
+        let cost = candidate.load.step_cost(&candidate.worker);
+        let booking = Booking {
+            uncached,
+            work: Micros::from(cost.service(uncached)),
+            blocks: candidate.worker.block_size.covering(question.prompt),
+            requests,
+        };
+        Leg { worker: candidate.worker.rank, side, booking, promised: promised.clone() }
+    };
+    let decode = leg(choice.decode, Side::Decode, choice.prefill.is_empty(), question.choices);
+    let prefill = choice.prefill.first().map(|at| leg(*at, Side::Prefill, true, 1));
+    std::iter::once(decode).chain(prefill).collect()
+}

@@ -1,0 +1,168 @@
+//! How long a worker's engine needs: the time of prefilling, and of a decode step.
+//!
+//! Prior, from the card, with T uncached tokens in one pass and load l = active blocks / capacity:
+//!
+//! ```text
+//! P(T) = a2 T^2 + a1 T + a0          D(l) = d2 l^2 + d1 l + d0
+//! ```
+//!
+//! Fitted, from reports with at least one observation, with n requests in the batch and l * capacity tokens of context:
+//!
+//! ```text
+//! P(T) = base + p T                  D(l, n) = base + r n + c l capacity
+//! ```
+//!
+//! Service time of u uncached tokens alone, with C the token budget of a pass: `S(u) = floor(u/C) P(C) + P(u mod C)`.
+
+use super::units::{Millis, Tokens};
+
+/// Token budget of a pass when the card names none.
+pub const DEFAULT_PASS_TOKENS: u64 = 8192;
+
+/// Coefficients of the prior, milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepPrior {
+    /// a2, a1, a0.
+    pub prefill: [f64; 3],
+    /// d2, d1, d0.
+    pub decode: [f64; 3],
+    /// Per token of KV moved between workers.
+    pub transfer_per_token: Millis,
+}
+
+impl Default for StepPrior {
+    /// Dynamo's published timing model of an 8-billion-parameter model on one H100; only ratios between workers matter much.
+    fn default() -> Self {
+        Self {
+            prefill: [4.21e-7, 0.01518, 16.5],
+            decode: [-25.74, 54.01, 5.74],
+            transfer_per_token: Millis(0.001),
+        }
+    }
+}
+
+/// Coefficients that a worker has fitted to its own steps, milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct FittedStep {
+    /// base.
+    pub base: f64,
+    /// p.
+    pub per_prefill_token: f64,
+    /// r.
+    pub per_decode_row: f64,
+    /// c.
+    pub per_context_token: f64,
+}
+
+/// The step times of one worker.
+#[derive(Debug, Clone, Copy)]
+pub struct StepCost {
+    prior: StepPrior,
+    fitted: Option<FittedStep>,
+    pass_tokens: u64,
+    capacity: Tokens,
+}
+
+impl StepCost {
+    /// Of a worker with `capacity` tokens of KV and a token budget of `pass_tokens` (0: the default) per pass.
+    pub fn new(prior: StepPrior, fitted: Option<FittedStep>, pass_tokens: u32, capacity: Tokens) -> Self {
+        let pass_tokens = if pass_tokens == 0 { DEFAULT_PASS_TOKENS } else { u64::from(pass_tokens) };
+        Self { prior, fitted, pass_tokens, capacity }
+    }
+
+    /// P(T): one pass over `tokens` uncached tokens.
+    pub fn pass(&self, tokens: u64) -> Millis {
+        let t = tokens as f64;
+        let [a2, a1, a0] = self.prior.prefill;
+        sane(match self.fitted {
+            Some(fitted) => fitted.base + fitted.per_prefill_token * t,
+            None => a2 * t * t + a1 * t + a0,
+        })
+    }
+
+    /// S(u); zero for nothing to do.
+    pub fn service(&self, uncached: Tokens) -> Millis {
+        if uncached.0 == 0 {
+            return Millis(0.0);
+        }
+        let (full, rest) = (uncached.0 / self.pass_tokens, uncached.0 % self.pass_tokens);
+        let rest = if rest == 0 { 0.0 } else { self.pass(rest).0 };
+        Millis(full as f64 * self.pass(self.pass_tokens).0 + rest)
+    }
+
+    /// Price of one more prefilled token: `(P(C) - P(0)) / C`.
+    pub fn per_token(&self) -> Millis {
+        let slope = (self.pass(self.pass_tokens).0 - self.pass(0).0) / self.pass_tokens as f64;
+        sane(slope)
+    }
+
+    /// D: a decode step at `load` (active blocks / capacity, taken between 0 and 1) with `rows` requests.
+    pub fn decode(&self, load: f64, rows: u32) -> Millis {
+        let l = load.clamp(0.0, 1.0);
+        let [d2, d1, d0] = self.prior.decode;
+        sane(match self.fitted {
+            Some(fitted) => {
+                fitted.base
+                    + fitted.per_decode_row * f64::from(rows)
+                    + fitted.per_context_token * l * self.capacity.0 as f64
+            }
+            None => d2 * l * l + d1 * l + d0,
+        })
+    }
+
+    /// Moving the KV of `tokens` between workers.
+    pub fn transfer(&self, tokens: Tokens) -> Millis {
+        sane(self.prior.transfer_per_token.0 * tokens.0 as f64)
+    }
+}
+
+/// Coefficients come from the network: a time is finite and not negative whatever they are.
+fn sane(time: f64) -> Millis {
+    Millis(if time.is_finite() { time.max(0.0) } else { 0.0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn service_time_is_the_sum_of_its_passes() {
+        let cost = StepCost::new(StepPrior::default(), None, 1000, Tokens(100_000));
+        let expected = 2.0 * cost.pass(1000).0 + cost.pass(500).0;
+        assert!((cost.service(Tokens(2500)).0 - expected).abs() < 1e-9);
+        assert_eq!(cost.service(Tokens(0)), Millis(0.0));
+        assert_eq!(cost.service(Tokens(1000)), cost.pass(1000));
+    }
+
+    #[test]
+    fn fitted_coefficients_replace_the_prior() {
+        let fitted =
+            FittedStep { base: 1.0, per_prefill_token: 0.5, per_decode_row: 0.25, per_context_token: 0.01 };
+        let cost = StepCost::new(StepPrior::default(), Some(fitted), 0, Tokens(1000));
+        assert_eq!(cost.pass(10), Millis(6.0));
+        assert_eq!(cost.decode(0.5, 4), Millis(1.0 + 1.0 + 5.0));
+        assert_eq!(cost.per_token(), Millis(0.5));
+    }
+
+    proptest! {
+        #[test]
+        fn times_are_finite_and_not_negative(
+            a in prop::array::uniform3(any::<f64>()), d in prop::array::uniform3(any::<f64>()),
+            tokens in 0u64..1_000_000, load in any::<f64>(), pass: u32,
+        ) {
+            let prior = StepPrior { prefill: a, decode: d, transfer_per_token: Millis(a[0]) };
+            let cost = StepCost::new(prior, None, pass, Tokens(1 << 20));
+            for time in [cost.service(Tokens(tokens)), cost.decode(load, 3), cost.transfer(Tokens(tokens)), cost.per_token()] {
+                prop_assert!(!time.0.is_nan() && time.0 >= 0.0);
+            }
+        }
+
+        #[test]
+        fn more_tokens_never_take_less_time(u in 0u64..200_000, more in 0u64..5_000) {
+            // Within one pass; a boundary may save the constant of a pass that is nearly empty.
+            let cost = StepCost::new(StepPrior::default(), None, 1 << 20, Tokens(1 << 20));
+            prop_assert!(cost.service(Tokens(u)).0 <= cost.service(Tokens(u + more)).0);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Messages of the router's own service in the domain's terms, and back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use armature_contracts::error::{Fault, Reason};
+use armature_contracts::ids::{InstanceId, ReservationKey, WorkerRank};
+use armature_contracts::kv::v1::BlockHashes;
+use armature_contracts::kv_hash::HASH_SCHEME;
+use armature_contracts::router::v1 as wire;
+use armature_contracts::{inference, kv};
+
+use crate::domain::explain::{CandidateScore, DecisionNumber, Explanation};
+use crate::domain::policy::{Constraints, PrefillChoice, Question};
+use crate::domain::router::{Request, Routed, Target, WorkerView};
+use crate::domain::units::{BlockSize, SequenceHash, Time, Tokens};
+use crate::domain::worker::{Digest, ServedSet};
+
+/// Most choices of a request.
+pub const MAX_CHOICES: u32 = 128;
+/// Most excluded workers of a request: one per attempt, with room.
+pub const MAX_EXCLUDED: usize = 1024;
+/// Most keys of a Release.
+pub const MAX_RELEASED: usize = 1024;
+
+/// A request to be routed.
+pub fn request(message: wire::RouteRequest) -> Result<Request, Fault> {
+    let context = message.context.as_ref();
+    let key = context.and_then(|context| context.reservation.as_ref());
+    let key = reservation("context.reservation", key)?;
+    let prompt = Tokens(u64::from(message.prompt_tokens));
+    if prompt.0 == 0 {
+        return Err(Fault::invalid("prompt_tokens", "a prompt has at least one token"));
+    }
+    if message.model_digest.is_empty() {
+        return Err(Fault::invalid("model_digest", "is missing"));
+    }
+    if message.choices > MAX_CHOICES {
+        return Err(Fault::invalid(
+            "choices",
+            format!("{} is above the limit of {MAX_CHOICES}", message.choices),
+        ));
+    }
+    let (hashes, blocks) = block_hashes(message.prompt, prompt)?;
+    let namespace = if message.namespace.is_empty() { "default" } else { &message.namespace };
+    let question = Question {
+        namespace: namespace.into(),
+        set: ServedSet {
+            model: digest(&message.model_digest),
+            tokenizer: digest(&message.tokenizer_digest),
+            template: digest(&message.template_digest),
+        },
+        prompt,
+        hashes,
+        choices: message.choices.max(1),
+        expected_output: (message.expected_output_tokens > 0)
+            .then(|| Tokens(u64::from(message.expected_output_tokens))),
+        constraints: constraints(message.constraints.unwrap_or_default())?,
+    };
+    Ok(Request { key, question: Arc::new(question), prompt: blocks })
+}
+
+type Naming = Option<(Arc<str>, BlockSize)>;
+
+fn block_hashes(list: Option<BlockHashes>, prompt: Tokens) -> Result<(Naming, Arc<[SequenceHash]>), Fault> {
+    let Some(list) = list else { return Ok((None, Arc::new([]))) };
+    if list.hash_scheme != HASH_SCHEME {
+        let text = format!("block hashes by {:?}, but this router indexes {HASH_SCHEME}", list.hash_scheme);
+        return Err(Fault::new(Reason::HashSchemeMismatch, text));
+    }
+    let size = BlockSize(list.block_size);
+    if size.0 == 0 {
+        return Err(Fault::invalid("prompt.block_size", "a block has at least one token"));
+    }
+    let full = size.full(prompt).0 as usize;
+    if list.sequence_hashes.len() > full {
+        let problem = format!("{} hashes for {full} full blocks", list.sequence_hashes.len());
+        return Err(Fault::invalid("prompt.sequence_hashes", problem));
+    }
+    let blocks = list.sequence_hashes.into_iter().map(SequenceHash).collect();
+    Ok((Some((list.hash_scheme.into(), size)), blocks))
+}
+
+fn constraints(message: wire::Constraints) -> Result<Constraints, Fault> {
+    if message.exclude.len() > MAX_EXCLUDED {
+        let problem = format!("{} entries are above the limit of {MAX_EXCLUDED}", message.exclude.len());
+        return Err(Fault::invalid("constraints.exclude", problem));
+    }
+    let prefill = match message.prefill() {
+        wire::PrefillChoice::Unspecified => PrefillChoice::ByCost,
+        wire::PrefillChoice::Remote => PrefillChoice::Remote,
+        wire::PrefillChoice::Local => PrefillChoice::Local,
+    };
+    Ok(Constraints {
+        labels: message.labels.into_iter().collect(),
+        pin_decode: message.pin_decode.map(WorkerRank::from),
+        pin_prefill: message.pin_prefill.map(WorkerRank::from),
+        exclude: message.exclude.into_iter().map(WorkerRank::from).collect(),
+        prefill,
+    })
+}
+
+/// Keys to release.
+pub fn released(message: &wire::ReleaseRequest) -> Result<Vec<ReservationKey>, Fault> {
+    if message.reservations.len() > MAX_RELEASED {
+        let problem = format!("{} entries are above the limit of {MAX_RELEASED}", message.reservations.len());
+        return Err(Fault::invalid("reservations", problem));
+    }
+    message.reservations.iter().map(|key| reservation("reservations", Some(key))).collect()
+}
+
+fn reservation(field: &str, key: Option<&inference::v1::ReservationKey>) -> Result<ReservationKey, Fault> {
+    let key = key.ok_or_else(|| Fault::invalid(field, "is missing"))?;
+    ReservationKey::try_from(key).map_err(|error| Fault::invalid(field, error.to_string()))
+}
+
+fn digest(bytes: &[u8]) -> Digest {
+    Digest(bytes.into())
+}
+
+/// A decision of one router.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecisionId {
+    /// The router.
+    pub router: InstanceId,
+    /// Which of its decisions.
+    pub number: DecisionNumber,
+}
+
+impl std::fmt::Display for DecisionId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.router, self.number.0)
+    }
+}
+
+impl std::str::FromStr for DecisionId {
+    type Err = Fault;
+
+    fn from_str(text: &str) -> Result<Self, Fault> {
+        let wrong = || Fault::invalid("decision_id", format!("{text:?} is not a decision id"));
+        let (router, number) = text.split_once('-').ok_or_else(wrong)?;
+        Ok(Self {
+            router: router.parse().map_err(|_| wrong())?,
+            number: DecisionNumber(number.parse().map_err(|_| wrong())?),
+        })
+    }
+}
+
+/// An answer to Route.
+pub fn routed(answer: &Routed, router: InstanceId) -> wire::RouteResponse {
+    wire::RouteResponse {
+        decode: Some(target(&answer.decode)),
+        prefill: answer.prefill.iter().map(target).collect(),
+        decision_id: DecisionId { router, number: answer.number }.to_string(),
+        matched_blocks: answer.decode.matched.0,
+        local_prefill_forbidden: answer.local_prefill_forbidden,
+    }
+}
+
+fn target(target: &Target) -> wire::Target {
+    wire::Target {
+        worker: Some(target.rank.into()),
+        address: target.address.to_string(),
+        matched_blocks: target.matched.0,
+    }
+}
+
+/// An answer to Explain.
+pub fn explanation(id: DecisionId, explanation: &Explanation) -> wire::ExplainResponse {
+    wire::ExplainResponse {
+        decision_id: id.to_string(),
+        policy: explanation.policy.name().into(),
+        age: duration(explanation.age),
+        decode: explanation.decode.iter().map(candidate).collect(),
+        prefill: explanation.prefill.iter().map(candidate).collect(),
+        reasons: explanation.reasons.clone(),
+        prompt_tokens: u32::try_from(explanation.prompt.0).unwrap_or(u32::MAX),
+    }
+}
+
+fn candidate(score: &CandidateScore) -> wire::Candidate {
+    wire::Candidate {
+        worker: Some(kv::v1::WorkerRank::from(score.worker)),
+        chosen: score.chosen,
+        excluded: score.excluded.map(|why| why.text().to_owned()).unwrap_or_default(),
+        matched_blocks: score.matched.0,
+        terms_ms: score.terms.iter().map(|(term, value)| (term.name().to_owned(), value)).collect(),
+        cost_ms: score.cost,
+    }
+}
+
+/// A worker in ListWorkers.
+pub fn worker_view(view: &WorkerView, now: Time) -> wire::WorkerView {
+    let WorkerView { worker, report, pending, held, mark } = view;
+    let age = report.map(|report| now.since(report.received));
+    let report = report.unwrap_or_default();
+    wire::WorkerView {
+        worker: Some(worker.rank.into()),
+        address: worker.address.to_string(),
+        status: worker.status.as_str().into(),
+        served_name: worker.served_name.to_string(),
+        roles: worker.roles.names().into_iter().map(str::to_owned).collect(),
+        engine: worker.engine.to_string(),
+        running: report.running,
+        waiting: report.waiting,
+        uncomputed_prefill_tokens: report.uncomputed.0,
+        blocks_active: report.active.0,
+        blocks_cached: report.cached.0,
+        blocks_free: report.free.0,
+        blocks_total: worker.kv_blocks.0,
+        unsettled_reservations: pending.legs,
+        indexed_blocks: held.count,
+        reported_blocks: mark.map_or(0, |mark| mark.count),
+        index_known: mark.is_some(),
+        report_age: age.and_then(duration),
+    }
+}
+
+fn duration<T: TryFrom<Duration>>(duration: Duration) -> Option<T> {
+    T::try_from(duration).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn valid() -> wire::RouteRequest {
+        let key = ReservationKey { id: 1, attempt: 1 };
+        let context = inference::v1::RequestContext { reservation: Some(key.into()), ..Default::default() };
+        let hashes =
+            BlockHashes { hash_scheme: HASH_SCHEME.into(), block_size: 4, sequence_hashes: vec![1, 2] };
+        wire::RouteRequest {
+            context: Some(context),
+            model_digest: vec![1].into(),
+            prompt_tokens: 9,
+            prompt: Some(hashes),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn every_field_that_cannot_be_used_is_named() {
+        assert!(request(valid()).is_ok());
+        let broken = |change: fn(&mut wire::RouteRequest)| {
+            let mut message = valid();
+            change(&mut message);
+            let fault = request(message).unwrap_err();
+            fault
+                .violations
+                .first()
+                .map_or_else(|| fault.reason.as_str().to_owned(), |(field, _)| field.clone())
+        };
+        assert_eq!(broken(|it| it.context = None), "context.reservation");
+        assert_eq!(broken(|it| it.prompt_tokens = 0), "prompt_tokens");
+        assert_eq!(broken(|it| it.model_digest = Default::default()), "model_digest");
+        assert_eq!(broken(|it| it.choices = 129), "choices");
+        assert_eq!(broken(|it| it.prompt_tokens = 7), "prompt.sequence_hashes");
+        assert_eq!(broken(|it| it.prompt.as_mut().unwrap().block_size = 0), "prompt.block_size");
+        assert_eq!(
+            broken(|it| it.prompt.as_mut().unwrap().hash_scheme = "other".into()),
+            "HASH_SCHEME_MISMATCH"
+        );
+        assert_eq!(
+            broken(|it| it.constraints =
+                Some(wire::Constraints { exclude: vec![Default::default(); 1025], ..Default::default() })),
+            "constraints.exclude"
+        );
+    }
+
+    #[test]
+    fn decision_ids_read_back() {
+        let id = DecisionId { router: InstanceId(0xab), number: DecisionNumber(12) };
+        assert_eq!(id.to_string(), "00000000000000ab-12");
+        assert_eq!(id.to_string().parse::<DecisionId>().unwrap(), id);
+        for wrong in ["", "12", "ab-12", "00000000000000ab-x", "00000000000000ab"] {
+            assert!(wrong.parse::<DecisionId>().is_err(), "{wrong}");
+        }
+    }
+}

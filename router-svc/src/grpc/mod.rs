@@ -1,0 +1,5 @@
+//! RouterService over gRPC.
+
+pub mod convert;
+pub mod service;
+pub mod status;

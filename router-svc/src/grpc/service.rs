@@ -1,0 +1,110 @@
+//! RouterService: converts, asks the state, answers. Holds no state of its own.
+
+use std::sync::Arc;
+
+use armature_contracts::error::Fault;
+use armature_contracts::router::v1::router_service_client::RouterServiceClient;
+use armature_contracts::router::v1::router_service_server::RouterService;
+use armature_contracts::router::v1::{
+    ExplainRequest, ExplainResponse, ListWorkersRequest, ListWorkersResponse, ReleaseRequest,
+    ReleaseResponse, RouteRequest, RouteResponse,
+};
+use armature_svc_kit::channel::Channels;
+use armature_svc_kit::drain::Drain;
+use armature_svc_kit::limited;
+use tokio::time::Instant;
+use tonic::{Request, Response, Status};
+
+use super::convert::{self, DecisionId};
+use super::status;
+use crate::domain::router::Routed;
+use crate::metrics::{DecisionLabels, ReasonLabel};
+use crate::ports::Routers;
+use crate::shared::Shared;
+
+/// The service.
+pub struct RouterEndpoint {
+    /// The state.
+    pub shared: Arc<Shared>,
+    /// New work is refused when this says so.
+    pub drain: Drain,
+    /// Ways to other routers.
+    pub channels: Channels,
+    /// Where other routers are.
+    pub routers: Arc<dyn Routers>,
+}
+
+impl RouterEndpoint {
+    fn decide(&self, message: RouteRequest) -> Result<RouteResponse, Fault> {
+        let _work = self.drain.enter().map_err(status::draining_fault)?;
+        let request = convert::request(message)?;
+        let answer = self.shared.route(&request).map_err(|error| status::route_fault(&error))?;
+        self.count(&answer, request.prompt.len());
+        Ok(convert::routed(&answer, self.shared.instance))
+    }
+
+    fn count(&self, answer: &Routed, prompt_blocks: usize) {
+        let metrics = &self.shared.metrics;
+        let policy = self.shared.with(|router| router.settings().policy.name());
+        let computes = answer.prefill.first();
+        let prefill = if computes.is_some() { "remote" } else { "local" };
+        metrics.decisions.get_or_create(&DecisionLabels { policy, prefill }).inc();
+        metrics.prompt_blocks.inc_by(prompt_blocks as u64);
+        metrics.hit_blocks.inc_by(u64::from(computes.unwrap_or(&answer.decode).matched.0));
+    }
+
+    async fn forward(&self, id: DecisionId) -> Result<ExplainResponse, Status> {
+        let text = id.to_string();
+        let address = self.routers.address(id.router).ok_or_else(|| status::unknown_decision(&text))?;
+        let mut client = limited!(RouterServiceClient::new(self.channels.to(&address)));
+        Ok(client.explain(ExplainRequest { decision_id: text }).await?.into_inner())
+    }
+}
+
+#[tonic::async_trait]
+impl RouterService for RouterEndpoint {
+    async fn route(&self, request: Request<RouteRequest>) -> Result<Response<RouteResponse>, Status> {
+        let began = Instant::now();
+        let answer = self.decide(request.into_inner());
+        self.shared.metrics.route_seconds.observe(began.elapsed().as_secs_f64());
+        match answer {
+            Ok(answer) => Ok(Response::new(answer)),
+            Err(fault) => {
+                let reason = fault.reason.as_str();
+                self.shared.metrics.refusals.get_or_create(&ReasonLabel { reason }).inc();
+                Err(fault.into())
+            }
+        }
+    }
+
+    async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseResponse>, Status> {
+        let keys = convert::released(request.get_ref())?;
+        let now = self.shared.now();
+        self.shared.with(|router| router.release(&keys, now));
+        Ok(Response::new(ReleaseResponse {}))
+    }
+
+    async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
+        let id: DecisionId = request.get_ref().decision_id.parse::<DecisionId>()?;
+        if id.router != self.shared.instance {
+            return Ok(Response::new(self.forward(id).await?));
+        }
+        let now = self.shared.now();
+        let explanation = self.shared.with(|router| router.explain(id.number, now));
+        let explanation = explanation.ok_or_else(|| status::unknown_decision(&id.to_string()))?;
+        Ok(Response::new(convert::explanation(id, &explanation)))
+    }
+
+    async fn list_workers(
+        &self,
+        request: Request<ListWorkersRequest>,
+    ) -> Result<Response<ListWorkersResponse>, Status> {
+        let namespace = request.into_inner().namespace;
+        let namespace = if namespace.is_empty() { "default" } else { &namespace };
+        let now = self.shared.now();
+        let (views, settings) = self.shared.with(|router| (router.views(), router.settings()));
+        let here = views.iter().filter(|view| *view.worker.namespace == *namespace);
+        let workers = here.map(|view| convert::worker_view(view, now)).collect();
+        Ok(Response::new(ListWorkersResponse { workers, policy: settings.policy.name().into() }))
+    }
+}

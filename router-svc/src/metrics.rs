@@ -1,0 +1,169 @@
+//! The router's instruments. Label values come from fixed lists, so their number is bounded.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::domain::router::Totals;
+
+/// Policy and way of a decision.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DecisionLabels {
+    /// Name of the policy.
+    pub policy: &'static str,
+    /// Where the prompt is computed: "local" or "remote".
+    pub prefill: &'static str,
+}
+
+/// A reason from a fixed list.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ReasonLabel {
+    /// Which.
+    pub reason: &'static str,
+}
+
+/// A stream from a worker.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct StreamLabel {
+    /// "state" or "kv".
+    pub stream: &'static str,
+}
+
+/// All instruments; clones are the same.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    /// Decisions by policy.
+    pub decisions: Family<DecisionLabels, Counter>,
+    /// Refused calls of Route by reason.
+    pub refusals: Family<ReasonLabel, Counter>,
+    /// Full prompt blocks of decided requests.
+    pub prompt_blocks: Counter,
+    /// Of those, blocks that the worker which computes the prompt was believed to have.
+    pub hit_blocks: Counter,
+    /// Time of a call of Route.
+    pub route_seconds: Histogram,
+    /// Streams opened again.
+    pub feed_reconnects: Family<StreamLabel, Counter>,
+    /// Doubts about a worker's blocks.
+    pub doubts: Family<ReasonLabel, Counter>,
+    /// Snapshots taken.
+    pub snapshots: Counter,
+    /// Legs of reservations that no worker named in time.
+    pub unnamed: Counter,
+    gauges: Gauges,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Gauges {
+    workers: Gauge,
+    unknown: Gauge,
+    entries: Gauge,
+    forgotten: Gauge,
+    predicted: Gauge,
+    open: Gauge,
+    remembered: Gauge,
+    decision_bytes: Gauge,
+}
+
+impl Metrics {
+    /// Registers the instruments under the prefix `armature_router`.
+    pub fn new(registry: &mut Registry) -> Self {
+        // 10 us .. 0.3 s: a decision takes tens of microseconds, a busy lock or a snapshot milliseconds.
+        let route_seconds = Histogram::new(exponential_buckets(1e-5, 2.0, 16));
+        let it = Self {
+            decisions: Family::default(),
+            refusals: Family::default(),
+            prompt_blocks: Counter::default(),
+            hit_blocks: Counter::default(),
+            route_seconds,
+            feed_reconnects: Family::default(),
+            doubts: Family::default(),
+            snapshots: Counter::default(),
+            unnamed: Counter::default(),
+            gauges: Gauges::default(),
+        };
+        let registry = registry.sub_registry_with_prefix("armature_router");
+        registry.register("decisions", "Decisions by policy and place of the prefill", it.decisions.clone());
+        registry.register("refusals", "Refused requests by reason", it.refusals.clone());
+        registry.register(
+            "prompt_blocks",
+            "Full prompt blocks of decided requests",
+            it.prompt_blocks.clone(),
+        );
+        registry.register(
+            "hit_blocks",
+            "Prompt blocks the computing worker was believed to have",
+            it.hit_blocks.clone(),
+        );
+        registry.register_with_unit(
+            "route",
+            "Time of a call of Route",
+            Unit::Seconds,
+            it.route_seconds.clone(),
+        );
+        registry.register("feed_reconnects", "Worker streams opened again", it.feed_reconnects.clone());
+        registry.register("index_doubts", "Doubts about a worker's blocks", it.doubts.clone());
+        registry.register("index_snapshots", "Snapshots taken of a worker's blocks", it.snapshots.clone());
+        registry.register(
+            "unnamed_legs",
+            "Reservation legs that no worker named in time",
+            it.unnamed.clone(),
+        );
+        let gauges = &it.gauges;
+        registry.register("workers", "Worker ranks in the view", gauges.workers.clone());
+        registry.register(
+            "index_unknown_ranks",
+            "Worker ranks whose blocks are not known",
+            gauges.unknown.clone(),
+        );
+        registry.register("index_entries", "Blocks in the index", gauges.entries.clone());
+        registry.register(
+            "index_forgotten_blocks",
+            "Blocks forgotten since the start",
+            gauges.forgotten.clone(),
+        );
+        registry.register(
+            "index_predicted_entries",
+            "Blocks expected of routed requests",
+            gauges.predicted.clone(),
+        );
+        registry.register("reservations_open", "Unsettled reservations", gauges.open.clone());
+        registry.register(
+            "reservations_remembered",
+            "Ended reservations remembered",
+            gauges.remembered.clone(),
+        );
+        registry.register("decision_bytes", "Bytes kept to explain decisions", gauges.decision_bytes.clone());
+        it
+    }
+
+    /// Registers the bounds, so that a dashboard can show how near they are.
+    pub fn bounds(registry: &mut Registry, bounds: [(&'static str, usize); 4]) {
+        let registry = registry.sub_registry_with_prefix("armature_router");
+        for (name, bound) in bounds {
+            let gauge = Gauge::<i64>::default();
+            gauge.set(whole(bound));
+            registry.register(name, "Configured bound", gauge);
+        }
+    }
+
+    /// Shows the gauges of the state.
+    pub fn show(&self, totals: Totals) {
+        let gauges = &self.gauges;
+        gauges.workers.set(whole(totals.workers));
+        gauges.unknown.set(whole(totals.unknown));
+        gauges.entries.set(whole(totals.entries));
+        gauges.forgotten.set(i64::try_from(totals.forgotten).unwrap_or(i64::MAX));
+        gauges.predicted.set(whole(totals.predicted));
+        gauges.open.set(whole(totals.open));
+        gauges.remembered.set(whole(totals.remembered));
+        gauges.decision_bytes.set(whole(totals.decision_bytes));
+    }
+}
+
+fn whole(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
