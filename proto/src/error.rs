@@ -192,6 +192,13 @@ impl Fault {
         self
     }
 
+    /// Says whether tokens were produced before it.
+    #[must_use]
+    pub fn work_done(mut self, work_done: bool) -> Self {
+        self.work_done = work_done;
+        self
+    }
+
     /// The gRPC code.
     pub fn code(&self) -> Code {
         self.code

@@ -14,10 +14,10 @@ use armature_svc_kit::network::{BindError, Network};
 use armature_svc_kit::server::{Server, ServerOptions};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tokio_util::task::TaskTracker;
 
-use crate::card;
-use crate::config::{Transport, Validated};
+use crate::config::{Config, Transport, Validated};
 use crate::domain::scheduler::SchedulerConfig;
 use crate::driver::Driver;
 use crate::engine::llama::WeightStore;
@@ -27,7 +27,7 @@ use crate::grpc::WorkerGrpc;
 use crate::identity::Identity;
 use crate::kv_memory::KvMemory;
 use crate::metrics::{EngineState, Metrics};
-use crate::transfer::{BootId, HostLanding, HostSource, Incarnation, LandingOptions, SourceOptions, TcpLanding};
+use crate::transfer::{BootId, HostLanding, HostSource, Incarnation, LandingOptions, ShmExport, ShmLanding, SourceOptions, TcpLanding};
 use crate::worker::{PrefillUsed, Worker};
 
 /// What the worker is given.
@@ -67,4 +67,169 @@ pub enum StartError {
 fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> StartError {
     let what = what.into();
     |source| StartError::System { what, source }
+}
+
+/// A worker that serves.
+#[derive(Debug)]
+pub struct Running {
+    /// The fixed facts.
+    pub identity: Identity,
+    /// Bound address of the gRPC service.
+    pub grpc: Address,
+    /// Bound address of the admin server.
+    pub admin: Option<Address>,
+    tasks: JoinSet<()>,
+    thread: std::thread::JoinHandle<()>,
+    worker: Arc<Worker>,
+    ready: Ready,
+    drain_limit: Duration,
+}
+
+/// Why a worker that ran has ended otherwise than by a drain.
+#[derive(Debug, thiserror::Error)]
+#[error("the engine failed: {0}")]
+pub struct EngineLost(String);
+
+/// Loads the engine, binds the listeners and begins to serve.
+///
+/// # Errors
+/// [`StartError`]; nothing is left running.
+pub async fn start(validated: Validated, parts: Parts) -> Result<Running, StartError> {
+    let Validated { config, .. } = &validated;
+    let listener = parts.network.bind(&validated.listen).await?;
+    let admin_listener = match &validated.admin_listen {
+        Some(address) => Some(parts.network.bind(address).await?),
+        None => None,
+    };
+    let loaded = load(config.clone(), Arc::clone(&parts.weights)).await?;
+    let Loaded { engine, tokenizer, template } = loaded;
+    let identity = Identity::new(InstanceId(rand::random_range(1..=u64::MAX)), engine.spec().clone());
+    let kv = KvMemory::new(identity.spec.kv, config.kv_blocks).map_err(system("cannot make the KV pool"))?;
+    let kv = Arc::new(kv);
+
+    let (driver, thread) =
+        Driver::start(engine, Arc::clone(&kv), scheduler(config, &identity), config.poison_landing)
+            .map_err(system("cannot start the engine's thread"))?;
+    let mut registry = Registry::with_prefix("armature_worker");
+    let metrics = Metrics::new(&mut registry);
+    registry.register_collector(Box::new(EngineState(Arc::clone(&driver))));
+    let (landing, source) = endpoints(&validated, &identity, &kv).await?;
+    let channels = Channels::new(
+        parts.network.clone(),
+        ChannelOptions { token: config.service_token.clone(), ..ChannelOptions::default() },
+    )?;
+    let worker = Arc::new(Worker {
+        identity: identity.clone(),
+        driver,
+        landing: Box::new(landing),
+        source: Box::new(source),
+        channels,
+        drain: parts.drain.clone(),
+        tasks: TaskTracker::new(),
+        metrics: metrics.clone(),
+        faults: FaultPoints(config.fault_point),
+        limits: validated.handoff,
+        prefill_used: PrefillUsed::new(scheduler(config, &identity).max_ended),
+    });
+
+    let grpc = listener.address().clone();
+    let admin = admin_listener.as_ref().map(|listener| listener.address().clone());
+    let options = ServerOptions { token: config.service_token.clone(), ..ServerOptions::default() };
+    let service = armature_svc_kit::limited!(WorkerServiceServer::new(WorkerGrpc::new(Arc::clone(&worker))));
+    let server = Server::new(options, metrics.server).service(service).descriptors(FILE_DESCRIPTOR_SET);
+    let mut tasks = JoinSet::new();
+    let drain = parts.drain.clone();
+    tasks.spawn(async move {
+        if let Err(error) = server.serve(listener, drain).await {
+            tracing::error!(%error, "cannot serve");
+        }
+    });
+    let ready = Ready::new();
+    if let Some(listener) = admin_listener {
+        let admin =
+            Admin { service: "armature-worker", version: env!("CARGO_PKG_VERSION"), ready: ready.clone(), registry: Arc::new(registry) };
+        tasks.spawn(admin.serve(listener, parts.drain.clone()));
+    }
+    Ok(Running { identity, grpc, admin, tasks, thread, worker, ready, drain_limit: validated.drain })
+}
+
+impl Running {
+    /// Resolves after a drain, or when the engine has failed.
+    ///
+    /// # Errors
+    /// [`EngineLost`].
+    pub async fn finished(mut self) -> Result<(), EngineLost> {
+        let mut failed = self.worker.driver.failed();
+        let drain = self.worker.drain.clone();
+        let announce = async { self.worker.driver.drain() };
+        let lost = tokio::select! {
+            _ = drain.run(self.drain_limit, announce, async {}) => None,
+            lost = failed.wait_for(Option::is_some) => lost.ok().and_then(|lost| lost.clone()),
+        };
+        self.worker.driver.stop();
+        self.worker.tasks.close();
+        while self.tasks.join_next().await.is_some() {}
+        let thread = self.thread;
+        // The thread ends after the pass it is in.
+        let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        lost.map_or(Ok(()), |reason| Err(EngineLost(reason)))
+    }
+}
+
+/// Where KV lands and leaves, on the transports that are configured.
+async fn endpoints(
+    validated: &Validated,
+    identity: &Identity,
+    kv: &Arc<KvMemory>,
+) -> Result<(HostLanding, HostSource), StartError> {
+    let Config { transports, shm_dir, advertise_host, .. } = &validated.config;
+    let tcp = match transports.contains(&Transport::Tcp) {
+        true => Some(tcp_landing(&validated.kv_listen, advertise_host).await?),
+        false => None,
+    };
+    let shm = transports.contains(&Transport::Shm);
+    if shm {
+        std::fs::create_dir_all(shm_dir)
+            .map_err(system(format!("shm_dir: cannot make the folder {}", shm_dir.display())))?;
+    }
+    let boot_id = BootId::of_this_host().map_err(system("cannot read the boot id"))?;
+    let landing = HostLanding::start(
+        Arc::clone(kv),
+        LandingOptions::default(),
+        tcp,
+        shm.then(|| ShmLanding { directory: shm_dir.clone(), boot_id: boot_id.clone() }),
+    );
+    let export = shm.then(|| ShmExport {
+        directory: shm_dir.clone(),
+        boot_id,
+        incarnation: Incarnation(identity.instance.0),
+    });
+    let source = HostSource::start(Arc::clone(kv), SourceOptions::default(), export)
+        .map_err(system(format!("shm_dir: cannot listen in {}", shm_dir.display())))?;
+    Ok((landing, source))
+}
+
+async fn tcp_landing(address: &Address, advertise_host: &str) -> Result<TcpLanding, StartError> {
+    let text = address.to_string();
+    let listener = TcpListener::bind(&text).await.map_err(system(format!("kv_listen: cannot listen on {text}")))?;
+    let bound: Address = listener.local_addr().map_err(system("kv_listen"))?.into();
+    let advertised = if advertise_host.is_empty() { bound } else { bound.with_host(advertise_host) };
+    Ok(TcpLanding { listener, advertised: advertised.to_string() })
+}
+
+async fn load(config: Config, weights: Arc<WeightStore>) -> Result<Loaded, StartError> {
+    let joined = tokio::task::spawn_blocking(move || engine::load(&config, &weights)).await;
+    Ok(joined.expect("loading does not panic")?)
+}
+
+fn scheduler(config: &Config, me: &Identity) -> SchedulerConfig {
+    let settings = &config.scheduler;
+    let mut scheduler = SchedulerConfig::new(config.kv_blocks, me.block_size(), me.spec.context_length);
+    scheduler.max_running = settings.max_running;
+    scheduler.max_waiting = settings.max_waiting;
+    scheduler.max_batched_tokens = settings.max_batched_tokens;
+    scheduler.source_fraction = settings.source_fraction;
+    scheduler.grant_fraction = settings.grant_fraction;
+    scheduler.step.target = Duration::from_secs_f64(settings.step_target_ms / 1e3);
+    scheduler
 }

@@ -11,8 +11,8 @@
 //!   failed after Begin ──> quarantine until no write can arrive; prefill here, or PREFILL_LOST
 //! ```
 //!
-//! tcp: decoding starts when the last piece has landed. shm: when AckConfirmed has proven that the source was
-//! pinned throughout.
+//! tcp: COMMITTED when the last piece has landed, for nothing at the source can change what was sent. shm: when
+//! AckConfirmed has proven that the source was pinned throughout. Decoding starts at COMMITTED.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,7 +40,7 @@ const OUTGOING: usize = 16;
 
 /// What a request asks of prefill workers.
 #[derive(Debug)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// In the order in which they are tried.
     targets: Vec<wire::PrefillTarget>,
     /// PrefillStart without what differs by target and transfer.
@@ -52,7 +52,7 @@ pub struct Plan {
 
 impl Plan {
     /// The plan of a Generate request that names prefill workers.
-    pub fn new(request: wire::GenerateRequest, reservation: ReservationKey, call: Call) -> Self {
+    pub(crate) fn new(request: wire::GenerateRequest, reservation: ReservationKey, call: Call) -> Self {
         Self {
             targets: request.prefill,
             start: wire::PrefillStart {
@@ -78,16 +78,16 @@ impl Plan {
 
 /// What came of a hand-off.
 #[derive(Debug, Clone, Copy)]
-pub struct Landed {
+pub(crate) struct Landed {
     /// The prefill worker.
-    pub worker: WorkerRank,
+    pub(crate) worker: WorkerRank,
     /// Prompt tokens it computed.
-    pub computed: u32,
+    pub(crate) computed: u32,
 }
 
 /// Handle of a hand-off in progress. Dropping it aborts what is not yet committed.
 #[derive(Debug)]
-pub struct Handoff {
+pub(crate) struct Handoff {
     /// Unbounded, but holds no more than the windows of one transfer.
     orders: mpsc::UnboundedSender<Order>,
     landed: Arc<Mutex<Option<Landed>>>,
@@ -96,12 +96,12 @@ pub struct Handoff {
 #[derive(Debug)]
 enum Order {
     Granted { window: WindowIndex, tokens: Range<usize>, blocks: Vec<BlockId> },
-    Abort { quarantined: bool },
+    Abort,
 }
 
 impl Handoff {
     /// Starts to fetch the KV of `tokens` for `request`.
-    pub fn start(worker: &Arc<Worker>, plan: Plan, request: RequestId, tokens: Range<usize>) -> Self {
+    pub(crate) fn start(worker: &Arc<Worker>, plan: Plan, request: RequestId, tokens: Range<usize>) -> Self {
         let (orders, inbox) = mpsc::unbounded_channel();
         let landed = Arc::new(Mutex::new(None));
         let task =
@@ -111,17 +111,17 @@ impl Handoff {
     }
 
     /// Blocks are there for a window.
-    pub fn granted(&self, window: WindowIndex, tokens: Range<usize>, blocks: Vec<BlockId>) {
+    pub(crate) fn granted(&self, window: WindowIndex, tokens: Range<usize>, blocks: Vec<BlockId>) {
         let _ = self.orders.send(Order::Granted { window, tokens, blocks });
     }
 
     /// The KV is not wanted any more.
-    pub fn abort(&self, quarantined: bool) {
-        let _ = self.orders.send(Order::Abort { quarantined });
+    pub(crate) fn abort(&self) {
+        let _ = self.orders.send(Order::Abort);
     }
 
     /// The prefill worker that computed the prompt, once it has.
-    pub fn landed(&self) -> Option<Landed> {
+    pub(crate) fn landed(&self) -> Option<Landed> {
         *self.landed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -219,7 +219,6 @@ impl Task {
             begun: false,
             done: false,
             all_landed: None,
-            quarantined: false,
         };
         attempt.lead(incoming).await
     }
@@ -251,7 +250,6 @@ struct Attempt<'a> {
     begun: bool,
     done: bool,
     all_landed: Option<Commit>,
-    quarantined: bool,
 }
 
 /// Why an attempt stops.
@@ -290,21 +288,18 @@ impl Attempt<'_> {
                 }
                 self.task.worker.metrics.handoff(HandoffEnd::Broken);
                 tracing::warn!(prefill_worker = %self.prefill_worker, %reason, "hand-off broke after begin");
-                self.quarantined = true;
                 self.quiesce().await;
                 Ended::Over
             }
         }
     }
 
-    /// Waits until no write can arrive any more, then gives the blocks back.
+    /// Waits until no write can arrive any more, then gives back what the scheduler has in quarantine.
     async fn quiesce(&self) {
         self.session.abort();
         self.session.quiesced().await;
-        if self.quarantined {
-            let request = self.task.request;
-            self.task.worker.driver.with(|core, now| core.scheduler.quarantine_released(request, now));
-        }
+        let request = self.task.request;
+        self.task.worker.driver.with(|core, now| core.scheduler.quarantine_released(request, now));
     }
 
     async fn until_stop(&mut self, incoming: &mut tonic::Streaming<wire::PrefillResponse>) -> Stop {
@@ -318,7 +313,7 @@ impl Attempt<'_> {
                     Ok(None) => Err(Stop::Failed("it ended the transfer".into())),
                     Err(status) => Err(Stop::Failed(Fault::from_status(&status).to_string())),
                 },
-                event = self.session.next() => self.landing_event(event).await,
+                event = self.session.next(), if self.all_landed.is_none() => self.landing_event(event).await,
                 () = tokio::time::sleep(progress) => Err(Stop::Failed(format!("no progress for {progress:?}"))),
             };
             if let Err(stop) = step {
@@ -329,11 +324,7 @@ impl Attempt<'_> {
 
     async fn order(&mut self, order: Option<Order>) -> Result<(), Stop> {
         match order {
-            None => Err(Stop::Unwanted),
-            Some(Order::Abort { quarantined }) => {
-                self.quarantined = quarantined;
-                Err(Stop::Unwanted)
-            }
+            None | Some(Order::Abort) => Err(Stop::Unwanted),
             Some(Order::Granted { window, tokens, blocks }) => {
                 let tokens = convert::token_range(&tokens);
                 let grant = self.session.grant(tokens, blocks).map_err(failed)?;
@@ -375,11 +366,8 @@ impl Attempt<'_> {
                 match self.all_landed {
                     None => return Err(Stop::Failed("it confirmed what was not acknowledged".into())),
                     Some(Commit::Now) => {}
-                    Some(Commit::AfterAckConfirmed) => {
-                        self.scheduler(|core, request, now| core.scheduler.landing_complete(request, now))?;
-                    }
+                    Some(Commit::AfterAckConfirmed) => self.commit()?,
                 }
-                self.scheduler(|core, request, now| core.scheduler.landing_committed(request, now))?;
                 Err(Stop::Committed)
             }
             Message::Failed(failure) => Err(Stop::Failed(failure.reason)),
@@ -408,9 +396,17 @@ impl Attempt<'_> {
     async fn acknowledge(&mut self) -> Result<(), Stop> {
         let (Some(commit), true) = (self.all_landed, self.done) else { return Ok(()) };
         if commit == Commit::Now {
-            self.scheduler(|core, request, now| core.scheduler.landing_complete(request, now))?;
+            self.commit()?;
         }
         self.send(wire::prefill_request::Message::Ack(wire::Ack {})).await
+    }
+
+    /// The KV is here and final: decoding starts, and others may reuse it.
+    fn commit(&self) -> Result<(), Stop> {
+        self.scheduler(|core, request, now| {
+            core.scheduler.landing_complete(request, now)?;
+            core.scheduler.landing_committed(request, now)
+        })
     }
 
     /// Runs a step of the scheduler's landing; one that it refuses is not wanted any more.

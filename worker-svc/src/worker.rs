@@ -34,9 +34,9 @@ pub struct Worker {
     /// The engine.
     pub driver: Arc<Driver>,
     /// Where KV lands.
-    pub landing: LandingEndpoint,
+    pub landing: Box<dyn LandingEndpoint>,
     /// Where KV is sent from.
-    pub source: SourceEndpoint,
+    pub source: Box<dyn SourceEndpoint>,
     /// Ways to other workers.
     pub channels: Channels,
     /// The shutdown.

@@ -238,6 +238,11 @@ impl KvEvents {
         (KvSnapshot { at: self.number, entries, digest: self.digest }, batches)
     }
 
+    /// Count and digest of the set after the last batch.
+    pub fn last_state(&self) -> (u64, u64) {
+        (self.count, self.digest)
+    }
+
     /// Number of the last batch; 0 before the first.
     pub fn last_batch(&self) -> u64 {
         self.number

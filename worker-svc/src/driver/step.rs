@@ -62,7 +62,7 @@ fn next_plan(driver: &Driver) -> Option<StepPlan> {
         if !plan.is_empty() {
             return Some(plan);
         }
-        let sleep = core.scheduler.next_wakeup().map_or(IDLE, |at| at.since(driver.now()).min(IDLE));
+        let sleep = core.scheduler.next_wakeup().since(driver.now()).min(IDLE);
         // A wake-up that is due already still yields the lock for a moment.
         let sleep = sleep.max(Duration::from_millis(1));
         core = driver.wake.wait_timeout(core, sleep).expect("scheduler state is sound").0;

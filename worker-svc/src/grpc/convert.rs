@@ -100,7 +100,7 @@ impl Asked<'_> {
         check_blocks(self.blocks, self.prompt, &root, me)?;
         let stop = self.stop.cloned().unwrap_or_default();
         let choices = choices(self.choices, me)?;
-        let params = sampling(self.sampling, &stop, me)?;
+        let params = sampling(self.sampling, &stop, me);
         params
             .validate(me.spec.vocab_size)
             .map_err(|error| Fault::invalid(error.parameter, format!("{} must be {}", error.value, error.limit)))?;
@@ -117,7 +117,7 @@ impl Asked<'_> {
             stop: StopRule {
                 max_tokens,
                 min_tokens: stop.min_tokens,
-                stop_token_ids: params.stop_token_ids.clone().into(),
+                stop_token_ids: params.stop_token_ids.iter().chain(&params.end_token_ids).copied().collect(),
             },
             seed: self.sampling.and_then(|sampling| sampling.seed).unwrap_or_default(),
             wants_logprobs: params.logprobs.is_some(),
@@ -197,18 +197,15 @@ fn sampling(
     sampling: Option<&inference::SamplingParams>,
     stop: &inference::StopConditions,
     me: &Identity,
-) -> Result<SamplingParams, Fault> {
+) -> SamplingParams {
     let default = SamplingParams::default();
     let wire = sampling.cloned().unwrap_or_default();
-    let mut stop_token_ids = stop.stop_token_ids.clone();
-    if !stop.ignore_eos {
-        stop_token_ids.extend(&me.spec.eos_token_ids);
-    }
+    let end_token_ids = if stop.ignore_eos { Vec::new() } else { me.spec.eos_token_ids.clone() };
     let mut logit_bias: Vec<(u32, f32)> = wire.logit_bias.into_iter().collect();
     // A map has no order; sampling must.
     logit_bias.sort_unstable_by_key(|(token, _)| *token);
     let logprobs = wire.logprobs.map(|count| u8::try_from(count).unwrap_or(u8::MAX));
-    Ok(SamplingParams {
+    SamplingParams {
         temperature: wire.temperature.unwrap_or(default.temperature),
         top_k: wire.top_k.unwrap_or(default.top_k),
         top_p: wire.top_p.unwrap_or(default.top_p),
@@ -218,9 +215,10 @@ fn sampling(
         repetition_penalty: wire.repetition_penalty.unwrap_or(default.repetition_penalty),
         logit_bias,
         min_tokens: stop.min_tokens,
-        stop_token_ids,
+        stop_token_ids: stop.stop_token_ids.clone(),
+        end_token_ids,
         logprobs,
-    })
+    }
 }
 
 /// A sampled token on the wire; log-probabilities only where they were asked for.

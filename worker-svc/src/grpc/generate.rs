@@ -119,9 +119,9 @@ impl Run {
                     handoff.granted(window, tokens, blocks);
                 }
             }
-            Effect::LandingAbort { quarantined, .. } => {
+            Effect::LandingAbort { .. } => {
                 if let Some(handoff) = &self.handoff {
-                    handoff.abort(quarantined);
+                    handoff.abort();
                 }
             }
             Effect::Finished { usage, .. } => {
@@ -167,7 +167,7 @@ impl Run {
     ) {
         if finish == Some(FinishReason::Deadline) {
             let text = "the deadline passed before the last token";
-            let fault = Fault { work_done: self.generated > 0, ..Fault::new(Reason::DeadlineExceeded, text) };
+            let fault = Fault::new(Reason::DeadlineExceeded, text).work_done(self.generated > 0);
             return self.say(Err(fault.into())).await;
         }
         self.generated += u64::from(sampled.is_some());

@@ -31,7 +31,7 @@ pub(super) fn failure(failure: &Failure, work_done: bool) -> Fault {
         Failure::Engine(_) => Reason::EngineFailed,
         Failure::PrefillLost(_) => Reason::PrefillLost,
     };
-    Fault { work_done, ..Fault::new(reason, failure.to_string()) }
+    Fault::new(reason, failure.to_string()).work_done(work_done)
 }
 
 /// New work comes too late.

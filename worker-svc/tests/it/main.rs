@@ -1,4 +1,9 @@
-//! Integration tests of the worker: one binary, a file per behaviour.
+//! Integration tests of the worker: one binary, a file per behaviour. Real engines and real transfers,
+//! over an in-process network.
+#![allow(clippy::unwrap_used)]
 
+mod generate;
+mod handoff;
+mod harness;
 mod llama;
 mod transfer;
