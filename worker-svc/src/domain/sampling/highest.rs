@@ -19,7 +19,7 @@ pub(super) fn max(values: &[f32]) -> f32 {
 }
 
 /// A key that sorts tokens best first: by descending value, then ascending id. -0 equals 0.
-pub(super) fn value_key(value: f32, token: u32) -> u64 {
+fn value_key(value: f32, token: u32) -> u64 {
     let bits = (value + 0.0).to_bits();
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     u64::from(!ascending) << 32 | u64::from(token)

@@ -12,6 +12,8 @@ mod text;
 mod timing;
 
 #[cfg(test)]
+mod random_operations;
+#[cfg(test)]
 mod tests;
 
 use std::time::Duration;
