@@ -6,4 +6,5 @@ mod generate;
 mod handoff;
 mod harness;
 mod llama;
+mod scheduler;
 mod transfer;

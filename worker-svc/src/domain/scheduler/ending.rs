@@ -117,6 +117,7 @@ impl Scheduler {
                     request,
                     quarantined: self.quarantine.contains_key(&request),
                 });
+                self.grant_windows(now);
             }
             Phase::Held => {}
             Phase::Ended => return,

@@ -218,6 +218,7 @@ impl Scheduler {
             return Err(LandingError::Unknown);
         }
         let first_tokens = self.abort_transfer(id, now);
+        self.grant_windows(now);
         match fallback {
             Fallback::Fail(reason) => self.fail_request(id, Failure::PrefillLost(reason), now),
             Fallback::Local => self.prefill_here(id, &first_tokens, now),
@@ -247,8 +248,8 @@ impl Scheduler {
     }
 
     /// Gives up a transfer that is not complete: blocks that may still be written go to quarantine, the
-    /// rest and the promise are given back, and the sequence waits without blocks. The first tokens that
-    /// were told come back.
+    /// rest and the promise are given back, and the sequence waits without blocks; the caller lets other
+    /// transfers have the grant budget. The first tokens that were told come back.
     pub(super) fn abort_transfer(
         &mut self,
         id: RequestId,
@@ -279,7 +280,6 @@ impl Scheduler {
             self.quarantine.insert(id, writable);
         }
         self.grant_queue.retain(|other| *other != id);
-        self.grant_windows(now);
         transfer.first_tokens
     }
 

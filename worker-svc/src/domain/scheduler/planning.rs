@@ -71,10 +71,8 @@ impl Scheduler {
             if seq.phase != Phase::Running || !seq.decodes() {
                 continue;
             }
-            if self.kv.blocks_for(seq.len()) > seq.table.len() {
-                if seq.promised > 0 {
-                    debug_assert!(false, "a decoding sequence has used up its promise");
-                }
+            // A recomputed sequence may find all but its last token cached, and have a promise left.
+            if self.kv.blocks_for(seq.len()) > seq.table.len() + seq.promised {
                 let Some(block) = self.take_or_preempt(id, now) else { continue };
                 if let Some(seq) = self.seqs.get_mut(&id) {
                     seq.table.push(block);
