@@ -3,7 +3,7 @@
 //! Does: configuration ([`config`], [`secret`], [`exit`]), logs, traces and the admin server
 //! ([`telemetry`], [`trace`], [`admin`]), addresses and sockets ([`address`], [`network`]), gRPC
 //! clients and servers with deadlines, identity and limits ([`channel`], [`server`], [`layers`],
-//! [`call`], [`grpc_timeout`]), and an orderly end ([`drain`]).
+//! [`call`], [`grpc_timeout`]), membership ([`discovery_client`]), and an orderly end ([`drain`]).
 //!
 //! Does not: know what is served. No routing, no tokens, no engine; a word of serving in this
 //! crate is in the wrong place.
@@ -15,6 +15,7 @@ pub mod admin;
 pub mod call;
 pub mod channel;
 pub mod config;
+pub mod discovery_client;
 pub mod drain;
 pub mod exit;
 pub mod grpc_timeout;

@@ -219,7 +219,7 @@ async fn report_draining(drain: &Drain, health: &HealthReporter, names: &[&'stat
     }
 }
 
-async fn accept<S: Inner>(
+async fn accept<S>(
     mut listener: Listener,
     drain: &Drain,
     options: &ServerOptions,
@@ -227,7 +227,7 @@ async fn accept<S: Inner>(
     tasks: &Tasks,
     service: S,
 ) where
-    S: Service<Request<Body>, Future = Answer>,
+    S: Inner + Service<Request<Body>, Future = Answer>,
 {
     let slots = Arc::new(Semaphore::new(options.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
     let streams = u32::try_from(options.max_in_flight).unwrap_or(u32::MAX).saturating_add(REFUSABLE_STREAMS);

@@ -9,3 +9,6 @@ mod lifecycle;
 mod limits;
 mod network;
 mod probe;
+mod registration;
+mod registry;
+mod watching;
