@@ -18,6 +18,11 @@ use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Uri};
 use hyper_util::rt::TokioIo;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
 use tokio::time::{Instant, timeout};
 use tonic::body::Body;
 use tonic::transport::{Channel as Transport, Endpoint};
@@ -156,9 +161,25 @@ impl Channels {
         self.shared.cache.lock().unwrap_or_else(PoisonError::into_inner).channels.len()
     }
 
+    /// Shows how many channels are kept, and how many may be: `grpc_channels`, `grpc_max_channels`.
+    pub fn register_metrics(&self, registry: &mut Registry) {
+        registry.register_collector(Box::new(self.clone()));
+    }
+
     /// The network these channels use.
     pub fn network(&self) -> &Network {
         &self.shared.network
+    }
+}
+
+impl Collector for Channels {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let mut gauge = |name, help, value: usize| {
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(metric)
+        };
+        gauge("grpc_channels", "Channels kept for reuse", self.cached())?;
+        gauge("grpc_max_channels", "Limit of channels kept for reuse", self.shared.cached)
     }
 }
 

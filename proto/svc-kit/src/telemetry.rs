@@ -8,7 +8,7 @@ use opentelemetry_otlp::WithExportConfig as _;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 use serde::{Deserialize, Serialize};
-use tracing_subscriber::filter::EnvFilter;
+use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer, Registry};
@@ -98,13 +98,13 @@ impl Telemetry {
         let export = traces
             .as_ref()
             .map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer("armature")));
-        let lines = lines(config.log_format);
+        // What is logged does not decide what is traced.
         tracing_subscriber::registry()
-            .with(lines)
-            .with(export)
-            .with(filter)
+            .with(lines(config.log_format).with_filter(filter))
+            .with(export.with_filter(LevelFilter::INFO))
             .try_init()
             .map_err(|_| TelemetryError::AlreadySet)?;
+        std::panic::set_hook(Box::new(log_panic));
         Ok(Self { traces })
     }
 
@@ -126,6 +126,14 @@ impl Drop for Telemetry {
     fn drop(&mut self) {
         self.flush();
     }
+}
+
+/// Where it panicked, inside the span it panicked in. The text only at DEBUG: messages of string
+/// operations quote their operand, which may be a piece of a request.
+fn log_panic(panic: &std::panic::PanicHookInfo<'_>) {
+    let location = panic.location().map(ToString::to_string).unwrap_or_default();
+    tracing::error!(location, "panicked, the text is logged at debug");
+    tracing::debug!(location, text = panic.payload_as_str().unwrap_or("not text"), "panic text");
 }
 
 fn lines(format: LogFormat) -> Box<dyn Layer<Registry> + Send + Sync> {

@@ -9,6 +9,8 @@
 //! A snapshot of another server (restarted, another replica, an emptied registry) that leaves an
 //! instance out only makes it SUSPECT: doubt keeps an instance. One that left by failed probes and
 //! that discovery still lists is hidden, and comes back when a probe succeeds.
+//!
+//! The members are bounded by what the registry holds, the tombstones by [`MAX_TOMBSTONES`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

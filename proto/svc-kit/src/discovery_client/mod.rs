@@ -9,6 +9,7 @@ mod blobs;
 mod instance;
 mod last_good;
 mod membership;
+mod metrics;
 mod probe;
 mod registrar;
 mod watcher;
@@ -49,6 +50,10 @@ pub struct Discovery {
     current: Arc<AtomicUsize>,
 }
 
+/// Which endpoint was asked, as a count of turns.
+#[derive(Clone, Copy, Debug)]
+struct Turn(usize);
+
 /// A discovery client needs somewhere to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no discovery endpoint is configured")]
@@ -65,9 +70,19 @@ impl Discovery {
 
     /// A client of the endpoint in use, for calls this module has no method for.
     pub fn client(&self) -> Client {
-        let current = self.current.load(Ordering::Relaxed);
-        let address = &self.endpoints[current % self.endpoints.len()];
-        limited!(DiscoveryServiceClient::new(self.channels.to(address)))
+        self.endpoint().1
+    }
+
+    fn endpoint(&self) -> (Turn, Client) {
+        let turn = self.current.load(Ordering::Relaxed);
+        let address = &self.endpoints[turn % self.endpoints.len()];
+        (Turn(turn), limited!(DiscoveryServiceClient::new(self.channels.to(address))))
+    }
+
+    /// Turns to the next endpoint, unless somebody who shares this client has done so already.
+    fn leave(&self, Turn(turn): Turn) {
+        let next = turn.wrapping_add(1);
+        let _ = self.current.compare_exchange(turn, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Makes one unary call, at each endpoint once until one answers; refusals are answers.
@@ -77,19 +92,16 @@ impl Discovery {
     {
         let mut last = GrpcStatus::unavailable("no discovery endpoint answers");
         for _ in 0..self.endpoints.len() {
-            match tokio::time::timeout(ANSWER, call(self.client())).await {
+            let (turn, client) = self.endpoint();
+            match tokio::time::timeout(ANSWER, call(client)).await {
                 Ok(Ok(response)) => return Ok(response.into_inner()),
                 Ok(Err(status)) if !is_away(&status) => return Err(status),
                 Ok(Err(status)) => last = status,
                 Err(_) => last = GrpcStatus::unavailable("discovery does not answer in time"),
             }
-            self.next_endpoint();
+            self.leave(turn);
         }
         Err(last)
-    }
-
-    fn next_endpoint(&self) {
-        self.current.fetch_add(1, Ordering::Relaxed);
     }
 }
 

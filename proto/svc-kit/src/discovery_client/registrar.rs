@@ -225,7 +225,7 @@ impl Registrar {
         let lost = |status: tonic::Status| Ended::Lost(status.to_string());
         let (instance_id, lease_epoch) = (self.instance.id.0, self.published.borrow().lease_epoch);
         let (beats, requests) = mpsc::channel(4);
-        let mut client = self.discovery.client();
+        let (turn, mut client) = self.discovery.endpoint();
         let stream = timeout(ANSWER, async {
             // The first beat goes along, for a server may answer only when it has read one.
             let _ = beats.try_send(proto::KeepAliveRequest { instance_id, lease_epoch });
@@ -234,11 +234,11 @@ impl Registrar {
         let mut answers = match stream.await {
             Ok(Ok(stream)) => stream.into_inner(),
             Ok(Err(status)) => {
-                self.discovery.next_endpoint();
+                self.discovery.leave(turn);
                 return lost(status);
             }
             Err(_) => {
-                self.discovery.next_endpoint();
+                self.discovery.leave(turn);
                 return Ended::Lost("no answer to the first heartbeat".to_owned());
             }
         };
@@ -260,7 +260,7 @@ impl Registrar {
                     Err(status) => return lost(status),
                 },
                 () = sleep_until(answered + SILENCE) => {
-                    self.discovery.next_endpoint();
+                    self.discovery.leave(turn);
                     return Ended::Lost("heartbeats are not answered".to_owned());
                 }
                 _ = self.wanted.changed() => {

@@ -16,7 +16,7 @@ use super::instance::{Component, Instance};
 use super::last_good;
 use super::membership::{Applied, Change, Membership, View};
 use super::probe::{PROBE_TIMEOUT, Probe};
-use super::{ANSWER, Discovery, Rounds};
+use super::{ANSWER, Client, Discovery, Rounds};
 use crate::drain::Drain;
 
 /// How often doubted instances are probed.
@@ -147,13 +147,14 @@ impl Watcher {
         let mut rounds = Rounds::new(&self.discovery);
         let mut position = None;
         loop {
-            let left = Box::pin(self.follow_one(position, &mut rounds)).await;
+            let (turn, client) = self.discovery.endpoint();
+            let left = Box::pin(self.follow_one(client, position, &mut rounds)).await;
             self.state.change(|membership| membership.set_live(false));
             position = match left {
                 Left::Ended(error) => {
                     let error = error.map_or("stream ended".to_owned(), |error| error.to_string());
                     tracing::info!(%error, "discovery watch lost, the last view stands");
-                    self.discovery.next_endpoint();
+                    self.discovery.leave(turn);
                     rounds.failed().await;
                     self.state.change(|membership| membership.position())
                 }
@@ -166,7 +167,12 @@ impl Watcher {
         }
     }
 
-    async fn follow_one(&self, position: Option<(u64, u64)>, rounds: &mut Rounds) -> Left {
+    async fn follow_one(
+        &self,
+        mut client: Client,
+        position: Option<(u64, u64)>,
+        rounds: &mut Rounds,
+    ) -> Left {
         let (epoch, from_revision) = position.unwrap_or_default();
         let request = proto::WatchRequest {
             namespace: self.options.namespace.clone(),
@@ -174,7 +180,6 @@ impl Watcher {
             from_revision,
             epoch,
         };
-        let mut client = self.discovery.client();
         let mut stream = match timeout(ANSWER, client.watch(request)).await {
             Ok(Ok(stream)) => stream.into_inner(),
             Ok(Err(status)) => return Left::Ended(Some(status)),

@@ -1,6 +1,5 @@
 //! Turns a panic of a handler, or of the stream it answers with, into INTERNAL for that call only.
 
-use std::any::Any;
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -17,7 +16,7 @@ use tower::{Layer, Service};
 
 use super::{Answer, Inner};
 
-/// Catches panics, logs each once and counts it.
+/// Catches panics and counts them; [`crate::telemetry`] logs each where it happens.
 #[derive(Clone, Debug)]
 pub struct PanicLayer {
     panics: Counter,
@@ -29,12 +28,8 @@ impl PanicLayer {
         Self { panics }
     }
 
-    fn status(&self, method: &str, panic: &(dyn Any + Send)) -> Status {
+    fn status(&self) -> Status {
         self.panics.inc();
-        let text = panic.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        tracing::error!(method, panic = text.unwrap_or("not text"), "a handler panicked");
-        // The text stays in the log: it may hold a piece of the request.
         Fault::new(Reason::Internal, "the handler failed; the server's log has the details").into()
     }
 }
@@ -64,7 +59,6 @@ impl<S: Inner> Service<http::Request<Body>> for PanicsCaught<S> {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Answer {
-        let method = request.uri().path().to_owned();
         let layer = self.layer.clone();
         // What a panic may leave half-done belongs to the one call that ends with it.
         let answer = catch_unwind(AssertUnwindSafe(|| self.inner.call(request)));
@@ -74,10 +68,9 @@ impl<S: Inner> Service<http::Request<Body>> for PanicsCaught<S> {
                 Err(panic) => Err(panic),
             };
             match answer {
-                Ok(answer) => answer.map(|answer| {
-                    answer.map(|body| Body::new(PanicsCaughtBody { body: Some(body), method, layer }))
-                }),
-                Err(panic) => Ok(layer.status(&method, &*panic).into_http()),
+                Ok(answer) => answer
+                    .map(|answer| answer.map(|body| Body::new(PanicsCaughtBody { body: Some(body), layer }))),
+                Err(_) => Ok(layer.status().into_http()),
             }
         })
     }
@@ -85,7 +78,6 @@ impl<S: Inner> Service<http::Request<Body>> for PanicsCaught<S> {
 
 struct PanicsCaughtBody {
     body: Option<Body>,
-    method: String,
     layer: PanicLayer,
 }
 
@@ -100,9 +92,9 @@ impl hyper::body::Body for PanicsCaughtBody {
         let Some(body) = &mut self.body else { return Poll::Ready(None) };
         match catch_unwind(AssertUnwindSafe(|| Pin::new(body).poll_frame(cx))) {
             Ok(frame) => frame,
-            Err(panic) => {
+            Err(_) => {
                 self.body = None;
-                let status = self.layer.status(&self.method, &*panic);
+                let status = self.layer.status();
                 Poll::Ready(Some(super::last_frame(&status)))
             }
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use armature_svc_kit::address::Address;
 use armature_svc_kit::channel::{ChannelOptions, Channels};
-use armature_svc_kit::drain::{Drained, Phase};
+use armature_svc_kit::drain::{Drain, Drained, Phase};
 use armature_svc_kit::network::Network;
 use armature_svc_kit::server::ServerOptions;
 use tonic::Code;
@@ -83,6 +83,25 @@ async fn a_channel_finds_a_server_that_comes_late_and_comes_back() {
         served.task.abort();
         let _ = served.task.await;
     }
+}
+
+#[tokio::test]
+async fn a_signal_begins_the_drain() {
+    let drain = Drain::new();
+    let mut signals = std::pin::pin!(drain.clone().on_signals());
+    // One poll installs the handlers; without them the signal would end this process.
+    assert!(futures_util::poll!(signals.as_mut()).is_pending());
+    let itself = std::process::id().to_string();
+    let sent = tokio::process::Command::new("kill").args(["-TERM", &itself]).status();
+    tokio::select! {
+        sent = sent => assert!(sent.unwrap().success()),
+        _ = &mut signals => unreachable!("goes on until the second signal"),
+    }
+    tokio::select! {
+        () = drain.draining() => {}
+        _ = &mut signals => unreachable!("goes on until the second signal"),
+    }
+    assert_eq!(drain.phase(), Phase::Announcing);
 }
 
 #[tokio::test(start_paused = true)]

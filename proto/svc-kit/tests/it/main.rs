@@ -11,4 +11,5 @@ mod network;
 mod probe;
 mod registration;
 mod registry;
+mod traces;
 mod watching;

@@ -106,6 +106,25 @@ async fn snapshot_then_deltas() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_view_is_a_metric() {
+    let network = Network::new();
+    let registry = Registry::new(1);
+    registry.put(instance(1, Ready));
+    let _served = registry.serve(&network, "discovery").await;
+    let watching = Watching::start(&network, &["discovery"], Alive::default().probe(), None);
+    let mut metrics = prometheus_client::registry::Registry::default();
+    let prefixed = metrics.sub_registry_with_prefix("armature_probe");
+    watching.members.register_metrics(prefixed);
+    Channels::new(network, ChannelOptions::default()).unwrap().register_metrics(prefixed);
+    watching.shows(&[(1, Ready)]).await;
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &metrics).unwrap();
+    assert!(text.contains("armature_probe_discovery_live 1"), "{text}");
+    assert!(text.contains("armature_probe_discovery_instances{status=\"ready\"} 1"), "{text}");
+    assert!(text.contains("armature_probe_grpc_max_channels 1024"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_view_stands_while_discovery_is_away_and_resumes() {
     let network = Network::new();
     let registry = Registry::new(1);
