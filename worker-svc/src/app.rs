@@ -9,14 +9,21 @@ use armature_contracts::worker::v1::worker_service_server::WorkerServiceServer;
 use armature_svc_kit::address::Address;
 use armature_svc_kit::admin::{Admin, Ready};
 use armature_svc_kit::channel::{ChannelOptions, Channels};
+use armature_svc_kit::config::ConfigError;
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::network::{BindError, Network};
 use armature_svc_kit::server::{Server, ServerOptions};
+use armature_svc_kit::discovery_client::{
+    Component, Discovery, Instance, ModelCardBytes, NoEndpoint, Registration, RegistrationOptions, Status,
+};
 use prometheus_client::registry::Registry;
+use prost::Message;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::task::TaskTracker;
 
+use crate::card;
 use crate::config::{Config, Transport, Validated};
 use crate::domain::scheduler::SchedulerConfig;
 use crate::driver::Driver;
@@ -35,6 +42,8 @@ use crate::worker::{PrefillUsed, Worker};
 pub struct Parts {
     /// Binds and connects.
     pub network: Network,
+    /// Where instruments are registered.
+    pub registry: Registry,
     /// Weights that workers of one process share.
     pub weights: Arc<WeightStore>,
     /// The shutdown.
@@ -44,6 +53,9 @@ pub struct Parts {
 /// Why the worker did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The engine did not start.
     #[error(transparent)]
     Engine(#[from] EngineStartError),
@@ -62,7 +74,13 @@ pub enum StartError {
     /// The service token cannot be sent.
     #[error(transparent)]
     Token(#[from] armature_svc_kit::channel::TokenError),
+    /// Nowhere to register.
+    #[error(transparent)]
+    Discovery(#[from] NoEndpoint),
 }
+
+/// Time to tell discovery that this worker is gone, and for the last messages after everything has migrated.
+const GONE_LIMIT: Duration = Duration::from_secs(3);
 
 fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> StartError {
     let what = what.into();
@@ -81,21 +99,29 @@ pub struct Running {
     tasks: JoinSet<()>,
     thread: std::thread::JoinHandle<()>,
     worker: Arc<Worker>,
-    ready: Ready,
+    registration: Registration,
+    was_fenced: watch::Receiver<bool>,
     drain_limit: Duration,
 }
 
-/// Why a worker that ran has ended otherwise than by a drain.
+/// Why a worker has ended otherwise than by a drain.
 #[derive(Debug, thiserror::Error)]
-#[error("the engine failed: {0}")]
-pub struct EngineLost(String);
+pub enum Lost {
+    /// The engine is unusable.
+    #[error("the engine failed: {0}")]
+    Engine(String),
+    /// Others have been told that this incarnation is gone: a new one has to take its place.
+    #[error("this incarnation was announced gone while discovery could not be reached: start it again")]
+    Fenced,
+}
 
 /// Loads the engine, binds the listeners and begins to serve.
 ///
 /// # Errors
 /// [`StartError`]; nothing is left running.
-pub async fn start(validated: Validated, parts: Parts) -> Result<Running, StartError> {
-    let Validated { config, .. } = &validated;
+pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartError> {
+    let validated = config.validate()?;
+    let config = &validated.config;
     let listener = parts.network.bind(&validated.listen).await?;
     let admin_listener = match &validated.admin_listen {
         Some(address) => Some(parts.network.bind(address).await?),
@@ -110,10 +136,10 @@ pub async fn start(validated: Validated, parts: Parts) -> Result<Running, StartE
     let (driver, thread) =
         Driver::start(engine, Arc::clone(&kv), scheduler(config, &identity), config.poison_landing)
             .map_err(system("cannot start the engine's thread"))?;
-    let mut registry = Registry::with_prefix("armature_worker");
-    let metrics = Metrics::new(&mut registry);
+    let registry = parts.registry.sub_registry_with_prefix("armature_worker");
+    let metrics = Metrics::new(registry);
     registry.register_collector(Box::new(EngineState(Arc::clone(&driver))));
-    let (landing, source) = endpoints(&validated, &identity, &kv).await?;
+    let Endpoints { landing, source, kv_address } = endpoints(&validated, &identity, &kv).await?;
     let channels = Channels::new(
         parts.network.clone(),
         ChannelOptions { token: config.service_token.clone(), ..ChannelOptions::default() },
@@ -146,34 +172,102 @@ pub async fn start(validated: Validated, parts: Parts) -> Result<Running, StartE
     });
     let ready = Ready::new();
     if let Some(listener) = admin_listener {
-        let admin =
-            Admin { service: "armature-worker", version: env!("CARGO_PKG_VERSION"), ready: ready.clone(), registry: Arc::new(registry) };
+        let registry = Arc::new(parts.registry);
+        let version = env!("CARGO_PKG_VERSION");
+        let admin = Admin { service: "armature-worker", version, ready: ready.clone(), registry };
         tasks.spawn(admin.serve(listener, parts.drain.clone()));
     }
-    Ok(Running { identity, grpc, admin, tasks, thread, worker, ready, drain_limit: validated.drain })
+    let (fenced, was_fenced) = watch::channel(false);
+    let discovery = Discovery::new(worker.channels.clone(), validated.discovery.clone())?;
+    let (registrar, registration) = discovery.register(RegistrationOptions {
+        instance: instance(&validated, &identity, &grpc, admin.as_ref(), kv_address),
+        model: Some(ModelCardBytes {
+            card: card::card(config, &identity, &tokenizer, &template).encode_to_vec().into(),
+            artifacts: vec![tokenizer.into(), template.into()],
+        }),
+        fenced: Box::new(move |id| {
+            fenced.send_replace(true);
+            id
+        }),
+    });
+    tasks.spawn(registrar.run(parts.drain.clone()));
+    ready.set(true);
+    tracing::info!(instance = %identity.instance, %grpc, model = identity.spec.name, "serving");
+    Ok(Running { identity, grpc, admin, tasks, thread, worker, registration, was_fenced, drain_limit: validated.drain })
 }
 
 impl Running {
-    /// Resolves after a drain, or when the engine has failed.
+    /// Resolves after a drain, or when this incarnation cannot go on.
     ///
     /// # Errors
-    /// [`EngineLost`].
-    pub async fn finished(mut self) -> Result<(), EngineLost> {
-        let mut failed = self.worker.driver.failed();
+    /// [`Lost`]; streams break then, and their frontends migrate them.
+    pub async fn finished(mut self) -> Result<(), Lost> {
         let drain = self.worker.drain.clone();
-        let announce = async { self.worker.driver.drain() };
+        let mut failed = self.worker.driver.failed();
+        let mut was_fenced = self.was_fenced.clone();
         let lost = tokio::select! {
-            _ = drain.run(self.drain_limit, announce, async {}) => None,
-            lost = failed.wait_for(Option::is_some) => lost.ok().and_then(|lost| lost.clone()),
+            _ = drain.run(GONE_LIMIT + self.drain_limit, self.announce(), self.registration.deregister()) => None,
+            lost = failed.wait_for(Option::is_some) => Some(Lost::Engine(lost.ok().and_then(|l| l.clone()).unwrap_or_default())),
+            _ = was_fenced.wait_for(|fenced| *fenced) => Some(Lost::Fenced),
         };
+        if lost.is_some() {
+            // Nobody shall be sent here any more; discovery may be away.
+            let _ = tokio::time::timeout(GONE_LIMIT, self.registration.deregister()).await;
+        }
         self.worker.driver.stop();
         self.worker.tasks.close();
-        while self.tasks.join_next().await.is_some() {}
+        self.tasks.shutdown().await;
         let thread = self.thread;
         // The thread ends after the pass it is in.
         let _ = tokio::task::spawn_blocking(move || thread.join()).await;
-        lost.map_or(Ok(()), |reason| Err(EngineLost(reason)))
+        lost.map_or(Ok(()), Err)
     }
+
+    /// Publishes DRAINING, refuses new work, and sees to it that what is left migrates when time is up.
+    async fn announce(&self) {
+        self.registration.set_status(Status::Draining).await;
+        self.worker.driver.drain();
+        let (driver, limit) = (Arc::clone(&self.worker.driver), self.drain_limit);
+        self.worker.tasks.spawn(async move {
+            tokio::time::sleep(limit).await;
+            driver.migrate_all();
+        });
+    }
+}
+
+/// What is registered.
+fn instance(
+    validated: &Validated,
+    me: &Identity,
+    grpc: &Address,
+    admin: Option<&Address>,
+    kv: Option<String>,
+) -> Instance {
+    let config = &validated.config;
+    let reachable = |address: &Address| match config.advertise_host.as_str() {
+        "" => address.clone(),
+        host => address.with_host(host),
+    };
+    let mut instance =
+        Instance::starting(me.instance, &config.namespace, Component::Worker, &reachable(grpc));
+    if let Some(admin) = admin {
+        instance.addresses.insert("admin".into(), reachable(admin).to_string());
+    }
+    if let Some(kv) = kv {
+        instance.addresses.insert("kv".into(), kv);
+    }
+    instance.status = Status::Ready;
+    instance.labels = config.labels.clone();
+    instance.boot_id = BootId::of_this_host().map(|boot| boot.0).unwrap_or_default();
+    instance
+}
+
+/// Both ends of the data plane.
+struct Endpoints {
+    landing: HostLanding,
+    source: HostSource,
+    /// `host:port` of the KV data listener.
+    kv_address: Option<String>,
 }
 
 /// Where KV lands and leaves, on the transports that are configured.
@@ -181,12 +275,13 @@ async fn endpoints(
     validated: &Validated,
     identity: &Identity,
     kv: &Arc<KvMemory>,
-) -> Result<(HostLanding, HostSource), StartError> {
+) -> Result<Endpoints, StartError> {
     let Config { transports, shm_dir, advertise_host, .. } = &validated.config;
     let tcp = match transports.contains(&Transport::Tcp) {
         true => Some(tcp_landing(&validated.kv_listen, advertise_host).await?),
         false => None,
     };
+    let kv_address = tcp.as_ref().map(|tcp| tcp.advertised.clone());
     let shm = transports.contains(&Transport::Shm);
     if shm {
         std::fs::create_dir_all(shm_dir)
@@ -206,7 +301,7 @@ async fn endpoints(
     });
     let source = HostSource::start(Arc::clone(kv), SourceOptions::default(), export)
         .map_err(system(format!("shm_dir: cannot listen in {}", shm_dir.display())))?;
-    Ok((landing, source))
+    Ok(Endpoints { landing, source, kv_address })
 }
 
 async fn tcp_landing(address: &Address, advertise_host: &str) -> Result<TcpLanding, StartError> {

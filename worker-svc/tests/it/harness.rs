@@ -87,9 +87,13 @@ impl Fleet {
         config.admin_listen = format!("mem:admin-{}", self.count);
         change(&mut config);
         let drain = Drain::new();
-        let parts =
-            Parts { network: self.network.clone(), weights: Arc::clone(&self.weights), drain: drain.clone() };
-        let running = start(config.validate().unwrap(), parts).await.unwrap();
+        let parts = Parts {
+            network: self.network.clone(),
+            registry: Default::default(),
+            weights: Arc::clone(&self.weights),
+            drain: drain.clone(),
+        };
+        let running = start(config, parts).await.unwrap();
         let channels = Channels::new(self.network.clone(), ChannelOptions::default()).unwrap();
         Node {
             identity: running.identity.clone(),
