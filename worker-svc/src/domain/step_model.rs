@@ -219,10 +219,8 @@ fn terms(work: StepWork) -> [f64; TERMS] {
 fn solve(mut matrix: [[f64; TERMS]; TERMS], mut right: [f64; TERMS], used: [bool; TERMS]) -> [f64; TERMS] {
     for term in 0..TERMS {
         if !used[term] {
-            for other in 0..TERMS {
-                matrix[term][other] = 0.0;
-                matrix[other][term] = 0.0;
-            }
+            matrix.iter_mut().for_each(|row| row[term] = 0.0);
+            matrix[term] = [0.0; TERMS];
             matrix[term][term] = 1.0;
             right[term] = 0.0;
         }
@@ -233,10 +231,11 @@ fn solve(mut matrix: [[f64; TERMS]; TERMS], mut right: [f64; TERMS], used: [bool
             .unwrap_or(column);
         matrix.swap(column, pivot);
         right.swap(column, pivot);
+        let eliminating = matrix[column];
         for row in column + 1..TERMS {
-            let factor = matrix[row][column] / matrix[column][column];
-            for other in column..TERMS {
-                matrix[row][other] -= factor * matrix[column][other];
+            let factor = matrix[row][column] / eliminating[column];
+            for (value, other) in matrix[row].iter_mut().zip(eliminating) {
+                *value -= factor * other;
             }
             right[row] -= factor * right[column];
         }

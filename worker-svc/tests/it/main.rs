@@ -5,6 +5,7 @@
 mod generate;
 mod handoff;
 mod harness;
+mod kv;
 mod llama;
 mod scheduler;
 mod transfer;

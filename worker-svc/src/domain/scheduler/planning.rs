@@ -106,13 +106,15 @@ impl Scheduler {
 
     /// Back to the waiting queue, at its old rank. Its tokens stay; their KV is computed again.
     pub(super) fn preempt(&mut self, id: SeqId, now: Time) {
+        let block_size = self.config.block_size;
+        let cached = self.seqs.get(&id).map_or(0, |seq| seq.cached);
         self.release_blocks(id, now);
         let Some(seq) = self.seqs.get_mut(&id) else { return };
         self.running.remove(&seq.rank);
         self.seats -= seq.choices.len();
         seq.phase = Phase::Waiting;
         seq.cacheable = true;
-        seq.expected_cached = 0;
+        seq.expected_cached = cached * block_size;
         self.waiting.insert(seq.rank, id);
     }
 

@@ -130,9 +130,11 @@ fn apply(world: &mut World, op: &Op) {
     let known: Vec<RequestId> = world.clients.keys().copied().collect();
     match op {
         Op::Submit(new) => submit(world, new),
-        Op::Plan => drop(world.start_step()),
+        Op::Plan => {
+            world.start_step();
+        }
         Op::Commit { dropped, unsampled } => world.finish_step(*dropped, *unsampled),
-        Op::Step => drop(world.step()),
+        Op::Step => world.steps(1),
         Op::FailStep => world.fail_step(),
         Op::Cancel(which) => {
             if let Some(request) = pick(&known, *which) {
@@ -217,7 +219,7 @@ proptest! {
     #[test]
     fn one_class_is_served_first_in_first_out(
         blocks in 8..40usize,
-        requests in proptest::collection::vec((0..3u32, 1..40usize, 1..12u32, 0..4usize), 1..30),
+        requests in proptest::collection::vec((0..3u32, 1..40usize, 1..12u32, 0..4u64), 1..30),
     ) {
         let mut config = config(blocks, 4);
         config.max_running = 4;
@@ -226,7 +228,7 @@ proptest! {
         for (family, len, max_tokens, steps) in requests {
             let submission = world.submission(prompt(family, len), 1, max_tokens);
             let _ = world.submit(submission);
-            (0..steps).for_each(|_| drop(world.step()));
+            world.steps(steps);
         }
         world.finish_everything();
         world.assert_outputs();
@@ -251,7 +253,7 @@ proptest! {
             if i == 3 {
                 first = Some((world.submit(low.clone()).unwrap(), world.now));
             }
-            (0..every).for_each(|_| drop(world.step()));
+            world.steps(every);
         }
         let (low, arrived) = first.unwrap();
         let yields_until = arrived + Duration::from_millis(50) * u32::from(high as u8);

@@ -182,7 +182,7 @@ fn migrated_choices_go_on_elsewhere_with_the_same_tokens() {
     let mut submission = world.submission(prompt(0, 6), 2, 12);
     submission.stop.stop_token_ids = Arc::from([]);
     let first = world.submit(submission.clone()).unwrap();
-    (0..5).for_each(|_| drop(world.step()));
+    world.steps(5);
     world.scheduler.migrate_all(world.now);
     world.settle();
     assert!(world.clients[&first].ended.values().all(|finish| *finish == FinishReason::Migrate));

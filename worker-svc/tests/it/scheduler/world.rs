@@ -52,12 +52,12 @@ fn next_token(last_tag: u64, choice: u32, position: usize) -> u32 {
     (mix(mix(last_tag, u64::from(choice)), position as u64) % VOCAB) as u32
 }
 
-pub fn sampled(token: u32) -> Sampled {
+pub(super) fn sampled(token: u32) -> Sampled {
     Sampled { token, logprob: -1.0, top: Vec::new() }
 }
 
 /// Tokens that a choice must generate after `generated`, and why it ends.
-pub fn oracle(
+pub(super) fn oracle(
     root: &CacheRoot,
     prompt: &[u32],
     choice: &ResumedChoice,
@@ -85,18 +85,18 @@ pub fn oracle(
 
 /// What is known of a request from outside.
 #[derive(Debug)]
-pub struct Client {
-    pub submission: Submission,
-    pub generated: BTreeMap<u32, Vec<u32>>,
-    pub ended: BTreeMap<u32, FinishReason>,
-    pub usage: Option<Usage>,
-    pub failure: Option<Failure>,
+pub(super) struct Client {
+    pub(super) submission: Submission,
+    pub(super) generated: BTreeMap<u32, Vec<u32>>,
+    pub(super) ended: BTreeMap<u32, FinishReason>,
+    pub(super) usage: Option<Usage>,
+    pub(super) failure: Option<Failure>,
     /// Order of its first chunk in all steps.
-    pub first_chunk: Option<u64>,
+    pub(super) first_chunk: Option<u64>,
 }
 
 impl Client {
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.usage.is_some()
     }
 }
@@ -121,30 +121,30 @@ struct SourceTold {
     blocks: Vec<BlockId>,
 }
 
-pub struct World {
-    pub scheduler: Scheduler,
-    pub now: Time,
-    pub clients: BTreeMap<RequestId, Client>,
+pub(super) struct World {
+    pub(super) scheduler: Scheduler,
+    pub(super) now: Time,
+    pub(super) clients: BTreeMap<RequestId, Client>,
     slots: HashMap<(BlockId, usize), u64>,
     landings: BTreeMap<RequestId, Landing>,
     sources: BTreeMap<RequestId, SourceTold>,
-    pub plan: Option<StepPlan>,
+    pub(super) plan: Option<StepPlan>,
     settled: BTreeMap<ReservationKey, Settlement>,
     next_reservation: u128,
     chunks_seen: u64,
     batches: Vec<Arc<KvBatch>>,
     kv_set: HashSet<KvEntry>,
-    pub arrived: BTreeMap<RequestId, Time>,
+    pub(super) arrived: BTreeMap<RequestId, Time>,
 }
 
-pub fn config(blocks: usize, block_size: usize) -> SchedulerConfig {
+pub(super) fn config(blocks: usize, block_size: usize) -> SchedulerConfig {
     let mut config = SchedulerConfig::new(blocks, block_size, 4096);
     config.min_window_tokens = 2 * block_size;
     config.step.max_step = Duration::from_secs(5);
     config
 }
 
-pub fn root(tenant: &str) -> Arc<CacheRoot> {
+pub(super) fn root(tenant: &str) -> Arc<CacheRoot> {
     Arc::new(CacheRoot {
         model_digest: vec![1; 32],
         adapter_digest: Vec::new(),
@@ -154,12 +154,12 @@ pub fn root(tenant: &str) -> Arc<CacheRoot> {
 }
 
 /// A prompt of `len` tokens that shares any shorter prefix with others of its family.
-pub fn prompt(family: u32, len: usize) -> Arc<[u32]> {
+pub(super) fn prompt(family: u32, len: usize) -> Arc<[u32]> {
     (0..len).map(|i| 100 + (mix(u64::from(family), i as u64) % 1000) as u32).collect()
 }
 
 impl World {
-    pub fn new(config: SchedulerConfig) -> Self {
+    pub(super) fn new(config: SchedulerConfig) -> Self {
         Self {
             scheduler: Scheduler::new(config),
             now: Time::ZERO,
@@ -177,7 +177,7 @@ impl World {
         }
     }
 
-    pub fn submission(&mut self, prompt: Arc<[u32]>, n: u32, max_tokens: u32) -> Submission {
+    pub(super) fn submission(&mut self, prompt: Arc<[u32]>, n: u32, max_tokens: u32) -> Submission {
         let reservation = ReservationKey { id: self.next_reservation, attempt: 0 };
         self.next_reservation += 1;
         Submission {
@@ -192,7 +192,7 @@ impl World {
         }
     }
 
-    pub fn submit(&mut self, submission: Submission) -> Result<RequestId, Refusal> {
+    pub(super) fn submit(&mut self, submission: Submission) -> Result<RequestId, Refusal> {
         let id = self.scheduler.submit(submission.clone(), self.now)?;
         let generated =
             submission.choices.iter().map(|choice| (choice.index, choice.generated.clone())).collect();
@@ -215,7 +215,7 @@ impl World {
     }
 
     /// Plans, if nothing is in flight. Whether there is something to compute.
-    pub fn start_step(&mut self) -> bool {
+    pub(super) fn start_step(&mut self) -> bool {
         if self.plan.is_some() {
             return true;
         }
@@ -255,10 +255,10 @@ impl World {
             assert!(chunk.blocks.len() * block_size >= end, "the table covers the chunk");
             assert!(chunk.sample_choices.is_empty() || end == tokens.len(), "sampled at the end only");
             let chained = chain(&client.submission.root, &tokens);
-            for position in chunk.start..end {
+            for (position, tag) in chained.iter().enumerate().take(end).skip(chunk.start) {
                 let slot = (chunk.blocks[position / block_size], position % block_size);
                 assert!(written.insert(slot), "{slot:?} has two writers in one step");
-                self.slots.insert(slot, chained[position]);
+                self.slots.insert(slot, *tag);
             }
             for choice in &chunk.sample_choices {
                 let token = next_token(chained[end - 1], *choice, history.generated.len());
@@ -267,11 +267,11 @@ impl World {
             tags.push((chunk, chained));
         }
         for (chunk, chained) in tags {
-            for position in 0..chunk.start + chunk.tokens.len() {
+            for (position, tag) in chained.iter().enumerate().take(chunk.start + chunk.tokens.len()) {
                 let slot = (chunk.blocks[position / block_size], position % block_size);
                 assert_eq!(
                     self.slots.get(&slot),
-                    Some(&chained[position]),
+                    Some(tag),
                     "{:?} reads position {position} of {:?} from {slot:?}",
                     chunk.seq,
                     chunk.request,
@@ -283,7 +283,7 @@ impl World {
 
     /// Computes and commits the planned step; sequences in `dropped` and samples in `unsampled` (both by
     /// index, wrapping) are lost on the way.
-    pub fn finish_step(&mut self, dropped: Option<usize>, unsampled: Option<usize>) {
+    pub(super) fn finish_step(&mut self, dropped: Option<usize>, unsampled: Option<usize>) {
         let Some(plan) = self.plan.take() else { return };
         let mut samples = self.compute(&plan);
         let dropped: Vec<SeqId> = dropped
@@ -304,7 +304,7 @@ impl World {
         self.settle();
     }
 
-    pub fn fail_step(&mut self) {
+    pub(super) fn fail_step(&mut self) {
         let Some(plan) = self.plan.take() else { return };
         // A failed pass leaves garbage in what it wrote.
         let block_size = self.block_size();
@@ -318,14 +318,21 @@ impl World {
     }
 
     /// A whole step. Whether there was one.
-    pub fn step(&mut self) -> bool {
+    pub(super) fn step(&mut self) -> bool {
         let some = self.start_step();
         self.finish_step(None, None);
         some
     }
 
+    /// `count` steps, or as many as there is something to compute.
+    pub(super) fn steps(&mut self, count: u64) {
+        for _ in 0..count {
+            self.step();
+        }
+    }
+
     /// Steps until nothing can be computed.
-    pub fn run(&mut self) {
+    pub(super) fn run(&mut self) {
         for _ in 0..100_000 {
             if !self.step() {
                 return;
@@ -335,14 +342,14 @@ impl World {
     }
 
     /// Takes in effects and verifies all invariants.
-    pub fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         for effect in self.scheduler.take_effects() {
             self.apply(effect);
         }
         self.check();
     }
 
-    pub fn check(&self) {
+    pub(super) fn check(&self) {
         if let Err(broken) = self.scheduler.check() {
             panic!("{broken}");
         }
@@ -475,7 +482,7 @@ impl World {
     }
 
     /// The next thing that the prefill worker of a landing does.
-    pub fn advance_landing(&mut self, request: RequestId, with_first_tokens: bool, commit: bool) {
+    pub(super) fn advance_landing(&mut self, request: RequestId, with_first_tokens: bool, commit: bool) {
         let now = self.now;
         let block_size = self.block_size();
         let Some(landing) = self.landings.get_mut(&request).filter(|landing| !landing.broken) else { return };
@@ -519,7 +526,7 @@ impl World {
     }
 
     /// Sends the first tokens early: before any window.
-    pub fn first_tokens_early(&mut self, request: RequestId, keep: usize) {
+    pub(super) fn first_tokens_early(&mut self, request: RequestId, keep: usize) {
         let Some(landing) = self.landings.get_mut(&request) else { return };
         if landing.broken || landing.first_tokens_sent || landing.complete {
             return;
@@ -540,7 +547,7 @@ impl World {
         self.settle();
     }
 
-    pub fn fail_landing(&mut self, request: RequestId, local: bool) {
+    pub(super) fn fail_landing(&mut self, request: RequestId, local: bool) {
         let fallback = if local { Fallback::Local } else { Fallback::Fail("peer died".to_owned()) };
         let admitted =
             self.landings.get(&request).is_some_and(|landing| !landing.broken && !landing.complete);
@@ -551,7 +558,7 @@ impl World {
     }
 
     /// The broken transfers' last writes arrive, then the proof that no more will.
-    pub fn release_quarantine(&mut self, request: RequestId) {
+    pub(super) fn release_quarantine(&mut self, request: RequestId) {
         let Some(landing) = self.landings.get(&request).filter(|landing| landing.broken) else { return };
         for (_, blocks, _) in landing.windows.iter().filter(|(.., landed)| !landed) {
             for block in blocks {
@@ -565,23 +572,23 @@ impl World {
         self.settle();
     }
 
-    pub fn release_source(&mut self, request: RequestId) {
+    pub(super) fn release_source(&mut self, request: RequestId) {
         self.verify_source(request);
         self.sources.remove(&request);
         self.scheduler.source_released(request, self.now);
         self.settle();
     }
 
-    pub fn landings(&self) -> Vec<RequestId> {
+    pub(super) fn landings(&self) -> Vec<RequestId> {
         self.landings.keys().copied().collect()
     }
 
-    pub fn sources(&self) -> Vec<RequestId> {
+    pub(super) fn sources(&self) -> Vec<RequestId> {
         self.sources.keys().copied().collect()
     }
 
     /// Reads the event log and replays it; `snapshot`: compares with a snapshot, too.
-    pub fn replay_events(&mut self, snapshot: bool) {
+    pub(super) fn replay_events(&mut self, snapshot: bool) {
         let mut batches = Vec::new();
         while let Some(batch) = self.scheduler.poll_kv_events(self.now) {
             batches.push(batch);
@@ -613,7 +620,7 @@ impl World {
     }
 
     /// Peers and clients do their part until nothing is left; every request has ended then.
-    pub fn finish_everything(&mut self) {
+    pub(super) fn finish_everything(&mut self) {
         for _ in 0..20_000 {
             for request in self.landings() {
                 self.release_quarantine(request);
@@ -634,7 +641,7 @@ impl World {
         );
     }
 
-    pub fn assert_at_rest(&mut self) {
+    pub(super) fn assert_at_rest(&mut self) {
         self.replay_events(true);
         let report = self.scheduler.report(None, self.now);
         let config = self.scheduler.config();
@@ -647,7 +654,7 @@ impl World {
     }
 
     /// A choice that ended by itself has exactly the tokens of the oracle; any other has a prefix of them.
-    pub fn assert_outputs(&self) {
+    pub(super) fn assert_outputs(&self) {
         for (id, client) in &self.clients {
             for choice in &client.submission.choices {
                 let submission = &client.submission;
