@@ -37,10 +37,18 @@ use crate::secret::Secret;
 /// Limit of one gRPC message in either direction, for clients and servers alike.
 pub use armature_contracts::MAX_MESSAGE_BYTES;
 
-/// Flow-control window of one stream: a large message should not wait for a window every 64 KiB.
-pub(crate) const STREAM_WINDOW_BYTES: u32 = 1024 * 1024;
-/// Flow-control window of a connection: enough that one slow reader does not stop the others.
-pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 16 * 1024 * 1024;
+/// Flow-control window of one stream: what a reader that has stopped may hold back. A large message
+/// should not wait for a window every 64 KiB.
+pub(crate) const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+/// Flow-control window of a connection: enough that slow readers do not stop the others. Half of it
+/// is also h2's budget for the overhead of small unread frames (about 200 bytes for a token), beyond
+/// which it ends the connection; this allows for some 150,000 unread tokens.
+pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 64 * 1024 * 1024;
+/// Cancelled streams that h2 remembers: none. It charges late messages of remembered ones to a
+/// budget of the connection and never pays back; those of forgotten ones are answered by a reset and
+/// counted as errors, which by default end the connection, and every stream on it, at the 1024th of
+/// its life. Peers are our own, so that count has no limit here.
+const REMEMBERED_RESETS: usize = 0;
 /// First pause after a failed attempt to connect.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 /// Longest pause: how late a restarted peer may be noticed.
@@ -202,7 +210,9 @@ impl Shared {
             .keep_alive_timeout(keep_alive.timeout)
             .keep_alive_while_idle(true)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .http2_max_concurrent_reset_streams(REMEMBERED_RESETS)
+            .http2_max_local_error_reset_streams(None);
         let connector = Connector {
             network: self.network.clone(),
             address: address.clone(),

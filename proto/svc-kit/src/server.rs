@@ -39,6 +39,9 @@ use crate::secret::Secret;
 /// Streams a client may reset before the server has looked at them. The default of 20 takes a
 /// burst of cancelled calls for an attack and closes the connection under everybody else.
 const PENDING_RESETS: usize = 4096;
+/// Frames for streams that have ended here, in the life of a connection, before it is taken for an
+/// attack. The default of 1024 is reached by honest clients that are refused while they send.
+const LATE_FRAMES: usize = 1 << 20;
 /// Streams of a connection beyond the calls admitted: room to be refused with a status.
 const REFUSABLE_STREAMS: u32 = 1024;
 
@@ -238,7 +241,8 @@ async fn accept<S>(
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_concurrent_streams(streams)
-        .max_pending_accept_reset_streams(PENDING_RESETS);
+        .max_pending_accept_reset_streams(PENDING_RESETS)
+        .max_local_error_reset_streams(LATE_FRAMES);
     loop {
         let slot = slots.clone().acquire_owned();
         let next = async { (slot.await, listener.accept().await) };

@@ -133,7 +133,10 @@ impl Drop for Telemetry {
 fn log_panic(panic: &std::panic::PanicHookInfo<'_>) {
     let location = panic.location().map(ToString::to_string).unwrap_or_default();
     tracing::error!(location, "panicked, the text is logged at debug");
-    tracing::debug!(location, text = panic.payload_as_str().unwrap_or("not text"), "panic text");
+    let payload = panic.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    tracing::debug!(location, text = text.unwrap_or("not text"), "panic text");
 }
 
 fn lines(format: LogFormat) -> Box<dyn Layer<Registry> + Send + Sync> {

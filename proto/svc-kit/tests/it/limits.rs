@@ -5,11 +5,14 @@ use armature_svc_kit::channel::ChannelOptions;
 use armature_svc_kit::network::Network;
 use armature_svc_kit::secret::Secret;
 use armature_svc_kit::server::ServerOptions;
+use http_body_util::BodyExt as _;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::probe::{Probe, Served, call};
+use tower::ServiceExt as _;
+
+use crate::probe::{Probe, Served, call, request};
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_ends_one_call_only() {
@@ -45,6 +48,23 @@ async fn calls_beyond_the_limit_are_refused_at_once() {
     probe.alive.reaches(0).await;
     assert_eq!(call(&channel, "Echo", &[]).await.status.code(), Code::Ok);
     assert_eq!(served.metrics.in_flight(), 0);
+}
+
+/// Late messages of cancelled streams count as errors of the connection in h2, by default 1024 in
+/// its whole life; then every stream of it dies.
+#[tokio::test(start_paused = true)]
+async fn many_cancelled_streams_do_not_end_the_connection() {
+    let probe = Probe::default();
+    let served = Served::start(&Network::new(), "probe", ServerOptions::default(), probe.clone()).await;
+    let channel = served.channel();
+    let mut witness = channel.clone().oneshot(request("Stream", &[])).await.unwrap().into_body();
+    for _ in 0..2000 {
+        let mut flood = channel.clone().oneshot(request("Flood", &[])).await.unwrap().into_body();
+        assert!(flood.frame().await.unwrap().unwrap().is_data());
+    }
+    assert!(witness.frame().await.unwrap().unwrap().is_data());
+    drop(witness);
+    probe.alive.reaches(0).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -29,7 +29,7 @@ use tower::{Service, ServiceExt as _};
 /// One empty protobuf message, framed.
 const MESSAGE: &[u8] = &[0; 5];
 
-/// Serves `Echo`, `Forward`, `Hang`, `Panic`, `Stream` and `StreamPanic`.
+/// Serves `Echo`, `Flood`, `Forward`, `Hang`, `Panic`, `Stream` and `StreamPanic`.
 #[derive(Clone, Default)]
 pub(crate) struct Probe {
     /// Where `Forward` sends an `Echo`.
@@ -105,6 +105,14 @@ impl Service<Request<Body>> for Probe {
                         Some((Ok(message()), life))
                     });
                     stream(ticks)
+                }
+                "Flood" => {
+                    let life = alive.enter();
+                    let flood = futures_util::stream::unfold(life, |life| async {
+                        tokio::task::yield_now().await;
+                        Some((Ok(message()), life))
+                    });
+                    stream(flood)
                 }
                 "StreamPanic" => {
                     let steps = futures_util::stream::iter([0, 1]).map_step();
