@@ -122,8 +122,8 @@ pub enum Lost {
 pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartError> {
     let validated = config.validate()?;
     let config = &validated.config;
-    let listener = parts.network.bind(&validated.listen).await?;
-    let admin_listener = match &validated.admin_listen {
+    let listener = parts.network.bind(&config.listen).await?;
+    let admin_listener = match &config.admin {
         Some(address) => Some(parts.network.bind(address).await?),
         None => None,
     };
@@ -142,7 +142,7 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
     let Endpoints { landing, source, kv_address } = endpoints(&validated, &identity, &kv).await?;
     let channels = Channels::new(
         parts.network.clone(),
-        ChannelOptions { token: config.service_token.clone(), ..ChannelOptions::default() },
+        ChannelOptions { token: config.token.clone(), ..ChannelOptions::default() },
     )?;
     let worker = Arc::new(Worker {
         identity: identity.clone(),
@@ -160,7 +160,7 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
 
     let grpc = listener.address().clone();
     let admin = admin_listener.as_ref().map(|listener| listener.address().clone());
-    let options = ServerOptions { token: config.service_token.clone(), ..ServerOptions::default() };
+    let options = ServerOptions { token: config.token.clone(), ..ServerOptions::default() };
     let service = armature_svc_kit::limited!(WorkerServiceServer::new(WorkerGrpc::new(Arc::clone(&worker))));
     let server = Server::new(options, metrics.server).service(service).descriptors(FILE_DESCRIPTOR_SET);
     let mut tasks = JoinSet::new();
@@ -178,7 +178,7 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
         tasks.spawn(admin.serve(listener, parts.drain.clone()));
     }
     let (fenced, was_fenced) = watch::channel(false);
-    let discovery = Discovery::new(worker.channels.clone(), validated.discovery.clone())?;
+    let discovery = Discovery::new(worker.channels.clone(), config.discovery.clone())?;
     let (registrar, registration) = discovery.register(RegistrationOptions {
         instance: instance(&validated, &identity, &grpc, admin.as_ref(), kv_address),
         model: Some(ModelCardBytes {
@@ -278,7 +278,7 @@ async fn endpoints(
 ) -> Result<Endpoints, StartError> {
     let Config { transports, shm_dir, advertise_host, .. } = &validated.config;
     let tcp = match transports.contains(&Transport::Tcp) {
-        true => Some(tcp_landing(&validated.kv_listen, advertise_host).await?),
+        true => Some(tcp_landing(&validated.config.kv_listen, advertise_host).await?),
         false => None,
     };
     let kv_address = tcp.as_ref().map(|tcp| tcp.advertised.clone());

@@ -58,17 +58,15 @@ pub struct Config {
     /// Blocks of the KV pool.
     pub kv_blocks: usize,
     /// Address of the gRPC service.
-    pub listen: String,
+    pub listen: Address,
     /// Address of the KV data listener.
-    pub kv_listen: String,
-    /// Address of the admin HTTP server; empty: none.
-    pub admin_listen: String,
+    pub kv_listen: Address,
+    /// Address of the admin HTTP server, if any.
+    pub admin: Option<Address>,
     /// Host under which others reach this worker; empty: the bound one.
     pub advertise_host: String,
     /// Discovery endpoints; all are tried.
-    pub discovery: Vec<String>,
-    /// Folder for what survives a restart: the last good view of discovery; none: nothing does.
-    pub state_dir: Option<PathBuf>,
+    pub discovery: Vec<Address>,
     /// Transports for landing KV, in order of preference.
     pub transports: Vec<Transport>,
     /// Folder of the Unix sockets through which workers of one host share their pools.
@@ -76,7 +74,7 @@ pub struct Config {
     /// Free labels, for constraints.
     pub labels: std::collections::BTreeMap<String, String>,
     /// Token that every call between services must carry.
-    pub service_token: Option<Secret>,
+    pub token: Option<Secret>,
     /// Bounds and targets of the scheduler.
     pub scheduler: SchedulerSettings,
     /// Time limits of hand-offs.
@@ -155,16 +153,15 @@ impl Default for Config {
             threads: 1,
             block_size: 16,
             kv_blocks: 1024,
-            listen: "127.0.0.1:7500".into(),
-            kv_listen: "127.0.0.1:7501".into(),
-            admin_listen: "127.0.0.1:7510".into(),
+            listen: Address::tcp("127.0.0.1", 7500),
+            kv_listen: Address::tcp("127.0.0.1", 7501),
+            admin: Some(Address::tcp("127.0.0.1", 7510)),
             advertise_host: String::new(),
-            discovery: vec!["127.0.0.1:7100".into()],
-            state_dir: None,
+            discovery: vec![Address::tcp("127.0.0.1", 7100)],
             transports: vec![Transport::Shm, Transport::Tcp],
-            shm_dir: std::env::temp_dir().join("armature-shm"),
+            shm_dir: "/tmp/armature-shm".into(),
             labels: Default::default(),
-            service_token: None,
+            token: None,
             scheduler: SchedulerSettings::default(),
             handoff: HandoffSettings::default(),
             drain_seconds: 30.0,
@@ -181,14 +178,6 @@ impl Default for Config {
 pub struct Validated {
     /// As it was given.
     pub config: Config,
-    /// Address of the gRPC service.
-    pub listen: Address,
-    /// `host:port` of the KV data listener.
-    pub kv_listen: Address,
-    /// Address of the admin server.
-    pub admin_listen: Option<Address>,
-    /// Discovery endpoints.
-    pub discovery: Vec<Address>,
     /// Longest drain before requests migrate.
     pub drain: Duration,
     /// Time limits of hand-offs.
@@ -228,6 +217,9 @@ impl Config {
         if self.transports.is_empty() {
             return invalid("transports", "is empty: \"tcp\" works everywhere".into());
         }
+        if matches!(self.kv_listen, Address::Mem(_)) {
+            return invalid("kv_listen", "must be host:port: KV moves over TCP".into());
+        }
         if self.discovery.is_empty() {
             return invalid("discovery", "is empty: name at least one endpoint".into());
         }
@@ -236,25 +228,11 @@ impl Config {
         {
             return invalid("sim", error.to_string());
         }
-        let address = |key: &str, text: &str| {
-            text.parse::<Address>().map_err(|error| ConfigError::invalid(key, error.to_string()))
-        };
         let seconds = |key: &str, value: f64| {
             Duration::try_from_secs_f64(value)
                 .map_err(|_| ConfigError::invalid(key, format!("{value} is not a time in seconds")))
         };
         Ok(Validated {
-            listen: address("listen", &self.listen)?,
-            kv_listen: address("kv_listen", &self.kv_listen)?,
-            admin_listen: match self.admin_listen.as_str() {
-                "" => None,
-                text => Some(address("admin_listen", text)?),
-            },
-            discovery: self
-                .discovery
-                .iter()
-                .map(|text| address("discovery", text))
-                .collect::<Result<_, _>>()?,
             drain: seconds("drain_seconds", self.drain_seconds)?,
             handoff: crate::worker::HandoffLimits {
                 accept: seconds("handoff.accept_seconds", self.handoff.accept_seconds)?,
@@ -263,5 +241,36 @@ impl Config {
             },
             config: self,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sample_file_says_the_defaults() {
+        let text = include_str!("../config/default.toml");
+        let sample: Config = armature_svc_kit::config::parse_toml(text).unwrap();
+        assert_eq!(sample, Config::default());
+        // Complete: every key is written, those that have no default as a comment.
+        let defaults = toml::Table::try_from(Config::default()).unwrap();
+        assert_eq!(text.parse::<toml::Table>().unwrap(), defaults);
+        for unset in ["model", "cache_dir", "token", "fault_point", "otlp_endpoint"] {
+            assert!(text.contains(&format!("# {unset} = ")), "{unset}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_work_is_named_by_its_key() {
+        let llama = Config::default().validate().unwrap_err().to_string();
+        assert!(llama.contains("model") && llama.contains("sim"), "{llama}");
+        let sim = Config { engine: EngineKind::Sim, ..Config::default() };
+        assert!(sim.clone().validate().is_ok());
+        let few = Config { kv_blocks: 0, ..sim.clone() }.validate().unwrap_err().to_string();
+        assert!(few.contains("kv_blocks"), "{few}");
+        let mut nan = sim;
+        nan.scheduler.grant_fraction = f64::NAN;
+        assert!(nan.validate().unwrap_err().to_string().contains("grant_fraction"));
     }
 }

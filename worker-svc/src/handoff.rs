@@ -137,12 +137,10 @@ struct Task {
 
 /// How one attempt ended.
 enum Ended {
-    /// Committed, or not wanted any more; everything is cleaned up.
+    /// Committed, broken or not wanted any more; everything is cleaned up.
     Over,
     /// The next target may do better.
     Refused(String),
-    /// Failed when pages may have been granted.
-    Broken(String),
 }
 
 impl Task {
@@ -150,13 +148,9 @@ impl Task {
         let mut reasons = Vec::new();
         for target in std::mem::take(&mut self.plan.targets) {
             let name = target.worker.map(|rank| WorkerRank::from(rank).to_string()).unwrap_or_default();
-            let (reason, broken) = match self.attempt(&target).await {
-                Ended::Over => return,
-                Ended::Refused(reason) => (reason, false),
-                Ended::Broken(reason) => (reason, true),
-            };
-            self.worker.metrics.handoff(if broken { HandoffEnd::Broken } else { HandoffEnd::Refused });
-            tracing::warn!(prefill_worker = name, %reason, broken, "hand-off failed");
+            let Ended::Refused(reason) = self.attempt(&target).await else { return };
+            self.worker.metrics.handoff(HandoffEnd::Refused);
+            tracing::warn!(prefill_worker = name, %reason, "hand-off refused");
             reasons.push(format!("{name}: {reason}"));
         }
         let fallback = if self.plan.local_forbidden {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use armature_contracts::inference::v1 as inference;
 use armature_contracts::worker::v1 as wire;
 use armature_kv_hash::{HASH_SCHEME, sequence_hashes};
+use armature_svc_kit::address::Address;
 use armature_svc_kit::channel::{Channel, ChannelOptions, Channels};
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::network::Network;
@@ -32,7 +33,7 @@ pub(crate) struct Fleet {
 pub(crate) struct Node {
     pub(crate) identity: Identity,
     pub(crate) address: String,
-    pub(crate) admin: String,
+    pub(crate) admin: Address,
     pub(crate) drain: Drain,
     pub(crate) running: Running,
     pub(crate) client: WorkerServiceClient<Channel>,
@@ -69,8 +70,8 @@ impl Fleet {
     fn of(base: Config) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let base = Config {
-            discovery: vec!["mem:discovery".into()],
-            kv_listen: "127.0.0.1:0".into(),
+            discovery: vec![Address::mem("discovery")],
+            kv_listen: Address::tcp("127.0.0.1", 0),
             shm_dir: dir.path().join("shm"),
             poison_landing: true,
             ..base
@@ -83,8 +84,8 @@ impl Fleet {
         self.count += 1;
         let mut config = self.base.clone();
         config.role = role;
-        config.listen = format!("mem:worker-{}", self.count);
-        config.admin_listen = format!("mem:admin-{}", self.count);
+        config.listen = Address::mem(format!("worker-{}", self.count));
+        config.admin = Some(Address::mem(format!("admin-{}", self.count)));
         change(&mut config);
         let drain = Drain::new();
         let parts = Parts {
@@ -98,7 +99,7 @@ impl Fleet {
         Node {
             identity: running.identity.clone(),
             address: running.grpc.to_string(),
-            admin: running.admin.as_ref().unwrap().to_string(),
+            admin: running.admin.clone().unwrap(),
             client: WorkerServiceClient::new(channels.to(&running.grpc)),
             network: self.network.clone(),
             drain,
@@ -208,7 +209,7 @@ impl Node {
     /// The metrics page.
     pub(crate) async fn metrics(&self) -> String {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        let mut connection = self.network.connect(&self.admin.parse().unwrap()).await.unwrap();
+        let mut connection = self.network.connect(&self.admin).await.unwrap();
         connection.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
         let mut text = String::new();
         connection.read_to_string(&mut text).await.unwrap();

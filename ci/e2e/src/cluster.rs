@@ -1,0 +1,132 @@
+//! The suite as separate processes, each service with its own binary.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::client::Client;
+use crate::process::{Process, free_port};
+use crate::wait_until;
+
+/// Discovery, routers, frontend and workers, each a process.
+#[derive(Debug)]
+pub struct Cluster {
+    dir: TempDir,
+    /// By name.
+    pub processes: Vec<Process>,
+    discovery: String,
+    model: Option<PathBuf>,
+    /// The frontend's OpenAI API.
+    pub client: Client,
+    /// `host:port` of the frontend's gRPC API.
+    pub grpc: String,
+    http: String,
+}
+
+impl Cluster {
+    /// Discovery, one router and one frontend; workers run `model`, or the simulated engine without one.
+    pub fn start(model: Option<&Path>) -> Self {
+        let address = || format!("127.0.0.1:{}", free_port());
+        let (http, grpc) = (address(), address());
+        let mut cluster = Self {
+            dir: tempfile::tempdir().expect("a folder"),
+            processes: Vec::new(),
+            discovery: address(),
+            model: model.map(Path::to_owned),
+            client: Client::new(&format!("http://{http}")),
+            grpc,
+            http,
+        };
+        cluster.discovery();
+        cluster.router("router-1");
+        cluster.frontend();
+        cluster
+    }
+
+    /// Starts discovery, at the address it had.
+    pub fn discovery(&mut self) {
+        let sets = [("listen", self.discovery.clone()), ("admin", "127.0.0.1:0".into())];
+        self.process("discovery", "armature-discovery", &sets);
+    }
+
+    /// Starts a router.
+    pub fn router(&mut self, name: &str) {
+        let sets = [
+            ("listen", "127.0.0.1:0".into()),
+            ("admin", "127.0.0.1:0".into()),
+            ("discovery", format!("[\"{}\"]", self.discovery)),
+        ];
+        self.process(name, "armature-router", &sets);
+    }
+
+    /// Starts the frontend.
+    pub fn frontend(&mut self) {
+        let sets = [
+            ("http", self.http.clone()),
+            ("grpc", self.grpc.clone()),
+            ("admin", "127.0.0.1:0".into()),
+            ("discovery", format!("[\"{}\"]", self.discovery)),
+        ];
+        self.process("frontend", "armature-frontend", &sets);
+    }
+
+    /// Starts a worker with a role; `more` are further settings. Returns `host:port` of its admin pages.
+    pub fn worker(&mut self, name: &str, role: &str, more: &[(&str, &str)]) -> String {
+        let admin = format!("127.0.0.1:{}", free_port());
+        let mut sets = vec![
+            ("role", role.to_owned()),
+            ("listen", "127.0.0.1:0".into()),
+            ("kv_listen", "127.0.0.1:0".into()),
+            ("admin", admin.clone()),
+            ("discovery", format!("[\"{}\"]", self.discovery)),
+            ("shm_dir", self.dir.path().join("shm").display().to_string()),
+            ("poison_landing", "true".into()),
+            ("kv_blocks", "256".into()),
+        ];
+        match &self.model {
+            Some(model) => {
+                sets.push(("model", model.display().to_string()));
+                sets.push(("cache_dir", self.dir.path().join("cache").display().to_string()));
+            }
+            None => sets.push(("engine", "sim".into())),
+        }
+        sets.extend(more.iter().map(|(key, value)| (*key, (*value).to_owned())));
+        self.process(name, "armature-worker", &sets);
+        admin
+    }
+
+    fn process(&mut self, name: &str, binary: &str, sets: &[(&str, String)]) {
+        let args: Vec<String> =
+            sets.iter().flat_map(|(key, value)| ["--set".to_owned(), format!("{key}={value}")]).collect();
+        self.processes.push(Process::start(self.dir.path(), name, binary, &args));
+    }
+
+    /// The process of this name that was started last.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn get(&mut self, name: &str) -> &mut Process {
+        self.processes.iter_mut().rev().find(|process| process.name() == name).expect("a process of this name")
+    }
+
+    /// Waits until a request is served, and by that every worker that `seen` names has been: the numbers of
+    /// distinct decode and prefill workers that answers name.
+    pub async fn serving(&mut self, model: &str, decode: usize, prefill: usize) {
+        let client = self.client.clone();
+        let mut seen = (std::collections::HashSet::new(), std::collections::HashSet::new());
+        let mut salt = 0;
+        wait_until("every worker serves", async || {
+            salt += 1;
+            let body = json!({"model": model, "prompt": format!("warm up {salt}"), "max_tokens": 1});
+            if let Ok(answer) = client.post("/v1/completions", &body).await
+                && answer.status == 200
+            {
+                seen.0.insert(answer.header("x-armature-decode-worker"));
+                seen.1.extend(Some(answer.header("x-armature-prefill-worker")).filter(|w| !w.is_empty()));
+            }
+            seen.0.len() >= decode && seen.1.len() >= prefill
+        })
+        .await;
+    }
+}

@@ -1,0 +1,32 @@
+//! What a user sees when everything is ready: where it is, and a line to paste.
+
+use anyhow::Result;
+
+use super::fleet::Fleet;
+use crate::status;
+
+/// Prints endpoints and first commands.
+#[allow(clippy::print_stdout)]
+pub(super) async fn print(fleet: &Fleet) -> Result<()> {
+    let workers = fleet.workers().await;
+    let model = workers.first().map(|worker| worker.served_name.clone()).unwrap_or_default();
+    println!("{}", status::text(&workers, ""));
+    println!("OpenAI HTTP  http://{}/v1", fleet.http);
+    println!("gRPC         {}  (armature.inference.v1.InferenceService)", fleet.grpc);
+    println!("router       {}  (armature status)", fleet.router_address);
+    if let Some(admin) = &fleet.admin {
+        println!("admin        http://{admin}  (/livez /readyz /metrics)");
+    }
+    println!("\ntry:\n");
+    println!(
+        "curl http://{}/v1/chat/completions -H 'content-type: application/json' -d '{}'",
+        fleet.http,
+        serde_json::json!({
+            "model": model,
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "max_tokens": 32,
+        })
+    );
+    println!("\nor `make chat` in another terminal; Ctrl-C here drains and exits");
+    Ok(())
+}
