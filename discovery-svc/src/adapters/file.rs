@@ -166,7 +166,12 @@ fn read(path: &Path, files: &mut BTreeSet<PathBuf>) -> Result<Loaded, LoadError>
     for (name, listed) in &listing.cards {
         let offset = listed.span().start;
         let content = match &listed.get_ref().file {
-            Some(file) => Bytes::from(read_file(&directory.join(file), files)?),
+            Some(file) => {
+                for path in [&listed.get_ref().tokenizer, &listed.get_ref().template] {
+                    artifact(path, directory, files, &mut loaded.artifacts)?;
+                }
+                Bytes::from(read_file(&directory.join(file), files)?)
+            }
             None => describe(listed.get_ref(), directory, files, &mut loaded.artifacts)
                 .map_err(|error| error.at(&wrong, offset))?,
         };
@@ -238,15 +243,23 @@ fn describe(
     let offset = listed.model_digest.as_ref().map(|digest| digest.span().start);
     let model = listed.model_digest.as_ref().and_then(|digest| hex(digest.get_ref()));
     let model = model.ok_or(DescribeError::Digest { offset })?;
-    let mut artifact = |path: &Option<PathBuf>| {
-        let Some(path) = path else { return Ok(Vec::new()) };
-        let content = read_file(&directory.join(path), files).map_err(DescribeError::File)?;
-        let digest = Digest::of(&content);
-        artifacts.push((digest, content.into()));
-        Ok(digest.0.to_vec())
-    };
+    let mut artifact = |path| artifact(path, directory, files, artifacts).map_err(DescribeError::File);
     let (tokenizer, template) = (artifact(&listed.tokenizer)?, artifact(&listed.template)?);
     Ok(listed.clone().into_card(model, tokenizer, template).encode_to_vec().into())
+}
+
+/// Adds the file, if there is one, to the artifacts; its digest, or no bytes.
+fn artifact(
+    path: &Option<PathBuf>,
+    directory: &Path,
+    files: &mut BTreeSet<PathBuf>,
+    artifacts: &mut Vec<(Digest, Bytes)>,
+) -> Result<Vec<u8>, LoadError> {
+    let Some(path) = path else { return Ok(Vec::new()) };
+    let content = read_file(&directory.join(path), files)?;
+    let digest = Digest::of(&content);
+    artifacts.push((digest, content.into()));
+    Ok(digest.0.to_vec())
 }
 
 fn read_file(path: &Path, files: &mut BTreeSet<PathBuf>) -> Result<Vec<u8>, LoadError> {

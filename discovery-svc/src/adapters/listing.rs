@@ -15,7 +15,7 @@
 //! template = "tiny/template.json"
 //! context_length = 4096
 //! block_size = 16
-//! # or, instead of all of these: file = "tiny.card", the bytes of a ModelCard
+//! # or, instead of these fields: file = "tiny.card", the bytes of a ModelCard; tokenizer and template are then only stored
 //! ```
 
 use std::collections::BTreeMap;

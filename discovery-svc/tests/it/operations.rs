@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::fleet::{Fleet, Lease, View, pass, router};
 
-async fn page(network: &Network, admin: &Address, path: &str) -> String {
+pub(crate) async fn page(network: &Network, admin: &Address, path: &str) -> String {
     let mut connection = network.connect(admin).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n");
     connection.write_all(request.as_bytes()).await.unwrap();
