@@ -123,6 +123,8 @@ reasons! {
     DecisionUnknown = "DECISION_UNKNOWN", NotFound, Request;
     /// The server does not have this lease.
     LeaseUnknown = "LEASE_UNKNOWN", NotFound, Request;
+    /// The registry's backend does not answer.
+    BackendUnreachable = "BACKEND_UNREACHABLE", Unavailable, AllWorkers;
     /// A parameter that this engine does not have.
     Unsupported = "UNSUPPORTED", Unimplemented, Request;
     /// A bug of ours.

@@ -1,0 +1,15 @@
+//! The service over the in-process network, in virtual time where nothing outside is involved.
+
+#![allow(clippy::unwrap_used)]
+
+mod backend;
+mod binary;
+mod cards;
+mod file;
+mod fleet;
+mod heal;
+mod interleavings;
+mod leaders;
+mod lease;
+mod operations;
+mod watch;
