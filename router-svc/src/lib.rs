@@ -4,6 +4,7 @@
 //! tokens; it sees hashes and counts.
 
 pub mod adapters;
+pub mod app;
 pub mod config;
 pub mod domain;
 pub mod grpc;

@@ -1,29 +1,34 @@
 //! The state behind its lock, with the clock and the entropy that the domain takes as arguments.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use armature_contracts::ids::InstanceId;
+use armature_contracts::ids::{InstanceId, WorkerRank};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::config::{Config, Valid};
 use crate::domain::explain::KeptDecisions;
 use crate::domain::index::map::MapIndex;
 use crate::domain::index::predicted::Predicted;
-use crate::domain::reservations::Reservations;
+use crate::domain::load::Report;
+use crate::domain::reservations::{Reservations, Settled};
 use crate::domain::router::{Request, RouteError, Routed, Router};
 use crate::domain::units::Time;
 use crate::metrics::Metrics;
 
 /// What the parts of a running router share.
 pub struct Shared {
-    /// This router's incarnation.
-    pub instance: InstanceId,
     /// Instruments.
     pub metrics: Metrics,
     state: Mutex<State>,
     start: Instant,
+    /// This router's incarnation; another one after discovery has fenced it.
+    instance: AtomicU64,
+    complete: AtomicBool,
+    progress: Notify,
 }
 
 struct State {
@@ -48,11 +53,48 @@ impl Shared {
         let kept = KeptDecisions::new(config.explain.max_bytes);
         let router = Router::new(valid.settings, index, predicted, reservations, kept);
         Arc::new(Self {
-            instance,
             metrics,
             state: Mutex::new(State { router, seeds }),
             start: Instant::now(),
+            instance: AtomicU64::new(instance.0),
+            complete: AtomicBool::new(false),
+            progress: Notify::new(),
         })
+    }
+
+    /// This router's incarnation.
+    pub fn instance(&self) -> InstanceId {
+        InstanceId(self.instance.load(Ordering::Relaxed))
+    }
+
+    /// Goes on as another incarnation.
+    pub fn renamed(&self, instance: InstanceId) {
+        self.instance.store(instance.0, Ordering::Relaxed);
+    }
+
+    /// Takes a report, and wakes who waits for the first ones.
+    pub fn report(&self, instance: InstanceId, ranks: Vec<(WorkerRank, Report)>, settled: &[Settled]) {
+        let now = self.now();
+        self.with(|router| router.report(instance, ranks, settled, now));
+        self.progress.notify_waiters();
+    }
+
+    /// Says whether every worker in discovery's view is known with its card.
+    pub fn membership_complete(&self, complete: bool) {
+        self.complete.store(complete, Ordering::Release);
+        self.progress.notify_waiters();
+    }
+
+    /// Waits until every worker of a complete view has reported.
+    pub async fn all_reported(&self) {
+        loop {
+            let mut progress = std::pin::pin!(self.progress.notified());
+            progress.as_mut().enable();
+            if self.complete.load(Ordering::Acquire) && self.with(|router| router.all_reported()) {
+                return;
+            }
+            progress.await;
+        }
     }
 
     /// The present, in the domain's time.

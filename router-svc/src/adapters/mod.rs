@@ -1,5 +1,7 @@
 //! Implementations of what the domain needs from the outside world, a file each.
 
 pub mod backoff;
+pub mod cards;
+pub mod membership;
 pub mod worker_feed;
 pub mod worker_messages;

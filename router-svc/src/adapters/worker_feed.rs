@@ -119,7 +119,7 @@ impl Feeds {
             let now = self.shared.now();
             let reports = messages::reports(&message, worker, now)?;
             let settled = messages::settled(&message);
-            self.shared.with(|router| router.report(worker.instance, reports, &settled, now));
+            self.shared.report(worker.instance, reports, &settled);
             backoff.reset();
         }
     }

@@ -258,9 +258,10 @@ impl<I: PrefixIndex> Router<I> {
         self.kept.explain(number, now)
     }
 
-    /// Whether every worker has reported.
+    /// Whether every worker that is ready has reported.
     pub fn all_reported(&self) -> bool {
-        self.workers.keys().all(|rank| self.reports.contains_key(rank))
+        let mut ready = self.workers.iter().filter(|(_, worker)| worker.status == Status::Ready);
+        ready.all(|(rank, _)| self.reports.contains_key(rank))
     }
 
     /// Every worker as it is seen, by rank.

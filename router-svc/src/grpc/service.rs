@@ -40,7 +40,7 @@ impl RouterEndpoint {
         let request = convert::request(message)?;
         let answer = self.shared.route(&request).map_err(|error| status::route_fault(&error))?;
         self.count(&answer, request.prompt.len());
-        Ok(convert::routed(&answer, self.shared.instance))
+        Ok(convert::routed(&answer, self.shared.instance()))
     }
 
     fn count(&self, answer: &Routed, prompt_blocks: usize) {
@@ -86,7 +86,7 @@ impl RouterService for RouterEndpoint {
 
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
         let id: DecisionId = request.get_ref().decision_id.parse::<DecisionId>()?;
-        if id.router != self.shared.instance {
+        if id.router != self.shared.instance() {
             return Ok(Response::new(self.forward(id).await?));
         }
         let now = self.shared.now();
