@@ -6,3 +6,7 @@
 //! Does not: pick a worker, hold routing state, or run a model.
 
 pub mod domain;
+pub mod metrics;
+pub mod models;
+pub mod ports;
+pub mod session;

@@ -66,6 +66,8 @@ struct Leg {
     /// Set for a leg that replaces one that was lost.
     migrated: bool,
     refusals: u32,
+    /// What the last worker that was asked said.
+    refused: Option<Fault>,
 }
 
 /// What is to be done after a leg has ended early.
@@ -193,13 +195,14 @@ impl Flight {
         draw: &mut dyn FnMut() -> u128,
     ) -> Next {
         let Some(lost) = self.legs.remove(&leg) else { return Next::Again(Vec::new()) };
+        let Some(worker) = lost.worker else { return self.not_placed(lost, failure.fault) };
         let what = meaning(&failure, lost.admitted);
-        if what == Meaning::Final || (lost.worker.is_none() && what != Meaning::Moved) {
+        if what == Meaning::Final {
             return Next::End(failure.fault);
         }
-        self.excluded.extend(lost.worker);
+        self.excluded.insert(worker);
         if what == Meaning::Death {
-            self.dead.extend(lost.worker.map(|worker| worker.instance));
+            self.dead.insert(worker.instance);
             if self.dead.len() >= self.limits.deaths {
                 let message = format!("{} workers were lost while they ran this request", self.dead.len());
                 return Next::End(Fault::new(Reason::QueryOfDeath, message));
@@ -211,7 +214,7 @@ impl Flight {
                 return Next::End(failure.fault);
             }
             self.retries += 1;
-            return Next::Again(vec![self.again(lost)]);
+            return Next::Again(vec![self.again(lost, Some(failure.fault))]);
         }
         self.moves += 1;
         if self.moves > self.limits.moves {
@@ -220,11 +223,45 @@ impl Flight {
         Next::Again(self.migrate(lost, draw))
     }
 
-    /// The worker gave up choices that are not over, in order (drain, preemption); the leg is closed.
-    pub fn given_up(&mut self, leg: LegId, draw: &mut dyn FnMut() -> u128) -> Next {
-        self.legs.entry(leg).and_modify(|it| it.admitted = true);
-        let fault = Fault::new(Reason::Draining, "the worker gave the request up");
-        self.failed(leg, Failure { fault, contacted: true }, || true, draw)
+    /// The worker gave one choice up, in order (drain, preemption); the rest of its leg goes on.
+    pub fn given_up(&mut self, leg: LegId, choice: u32, draw: &mut dyn FnMut() -> u128) -> Next {
+        let Some(from) = self.legs.get_mut(&leg).filter(|it| it.choices.contains(&choice)) else {
+            return Next::Again(Vec::new());
+        };
+        self.excluded.extend(from.worker);
+        self.moves += 1;
+        self.migrations += 1;
+        if self.moves > self.limits.moves {
+            let message = format!("the request was given up {} times", self.moves);
+            return Next::End(Fault::new(Reason::AllWorkersBusy, message));
+        }
+        from.choices.retain(|it| *it != choice);
+        let key = if from.choices.is_empty() {
+            ReservationKey { id: from.reservation.id, attempt: from.reservation.attempt + 1 }
+        } else {
+            ReservationKey { id: draw(), attempt: 1 }
+        };
+        Next::Again(vec![self.launch(key, vec![choice], true)])
+    }
+
+    /// No router found a worker for the leg.
+    fn not_placed(&mut self, leg: Leg, fault: Fault) -> Next {
+        if fault.reason != Reason::NoWorkers {
+            return Next::End(fault);
+        }
+        if let Some(refusal) = leg.refused {
+            // Whoever is left has said why not, and when it may be otherwise.
+            return Next::End(refusal);
+        }
+        // A worker that gave the request up, or was away for a moment, is better than none; a dead one is not.
+        let alive = self.excluded.iter().filter(|it| !self.dead.contains(&it.instance)).count();
+        if alive == 0 || self.moves >= self.limits.moves {
+            return Next::End(fault);
+        }
+        self.moves += 1;
+        let dead = &self.dead;
+        self.excluded.retain(|it| dead.contains(&it.instance));
+        Next::Again(vec![self.again(leg, None)])
     }
 
     fn migrate(&mut self, lost: Leg, draw: &mut dyn FnMut() -> u128) -> Vec<LegPlan> {
@@ -243,10 +280,13 @@ impl Flight {
         plans
     }
 
-    fn again(&mut self, refused: Leg) -> LegPlan {
-        let key = ReservationKey { id: refused.reservation.id, attempt: refused.reservation.attempt + 1 };
-        let plan = self.launch(key, refused.choices, refused.migrated);
-        self.legs.entry(plan.leg).and_modify(|it| it.refusals = refused.refusals + 1);
+    fn again(&mut self, last: Leg, refusal: Option<Fault>) -> LegPlan {
+        let key = ReservationKey { id: last.reservation.id, attempt: last.reservation.attempt + 1 };
+        let plan = self.launch(key, last.choices, last.migrated);
+        self.legs.entry(plan.leg).and_modify(|it| {
+            it.refusals = last.refusals + u32::from(refusal.is_some());
+            it.refused = refusal;
+        });
         plan
     }
 
@@ -259,7 +299,8 @@ impl Flight {
             choices: choices.iter().map(|choice| (*choice, self.generated(*choice).to_vec())).collect(),
             exclude: self.excluded.iter().copied().collect(),
         };
-        let leg = Leg { reservation, choices, worker: None, admitted: false, migrated, refusals: 0 };
+        let leg =
+            Leg { reservation, choices, worker: None, admitted: false, migrated, refusals: 0, refused: None };
         self.legs.insert(id, leg);
         plan
     }

@@ -90,7 +90,7 @@ fn a_refusal_needs_the_budget_and_at_most_three_are_tried() {
 fn a_request_that_every_worker_gives_up_ends() {
     let (mut flight, mut leg) = start(1);
     for round in 0.. {
-        match flight.given_up(leg, &mut draw()) {
+        match flight.given_up(leg, 0, &mut draw()) {
             Next::Again(next) => leg = next[0].leg,
             Next::End(_) => {
                 assert_eq!(round, Limits::default().moves);
@@ -98,8 +98,42 @@ fn a_request_that_every_worker_gives_up_ends() {
             }
         }
         flight.placed(leg, worker(u64::from(round) + 2));
+        flight.admitted(leg);
     }
     assert_eq!(flight.deaths(), 0);
+}
+
+#[test]
+fn a_choice_that_is_given_up_moves_and_the_others_stay() {
+    let (mut flight, leg) = start(2);
+    flight.tokens(leg, 1, 0, &[4]).unwrap();
+    let moved = plans(flight.given_up(leg, 1, &mut draw()));
+    assert_eq!(moved[0].choices, [(1, vec![4])]);
+    assert!(flight.tokens(leg, 1, 1, &[5]).is_err());
+    flight.tokens(leg, 0, 0, &[6]).unwrap();
+}
+
+#[test]
+fn a_worker_that_gave_up_is_better_than_none_and_a_dead_one_is_not() {
+    let none = || Failure { fault: Fault::new(Reason::NoWorkers, "none"), contacted: true };
+    let (mut flight, leg) = start(1);
+    let moved = plans(flight.given_up(leg, 0, &mut draw()));
+    let again = plans(flight.failed(moved[0].leg, none(), || true, &mut draw()));
+    assert_eq!(again[0].exclude, []);
+
+    let (mut flight, leg) = start(1);
+    let moved = plans(flight.failed(leg, lost(), || true, &mut draw()));
+    assert!(matches!(flight.failed(moved[0].leg, none(), || true, &mut draw()), Next::End(_)));
+}
+
+#[test]
+fn the_last_refusal_is_told_when_nobody_is_left_to_ask() {
+    let (mut flight, plan) = Flight::new(1, Limits::default(), 1);
+    flight.placed(plan.leg, worker(1));
+    let next = plans(flight.failed(plan.leg, busy(), || true, &mut draw()));
+    let none = Failure { fault: Fault::new(Reason::NoWorkers, "none"), contacted: true };
+    let Next::End(fault) = flight.failed(next[0].leg, none, || true, &mut draw()) else { panic!("went on") };
+    assert_eq!(fault.reason, Reason::WorkerBusy);
 }
 
 #[test]
