@@ -5,7 +5,12 @@
 //!
 //! Does not: pick a worker, hold routing state, or run a model.
 
+pub mod adapters;
+pub mod app;
+pub mod config;
 pub mod domain;
+pub mod grpc;
+pub mod http;
 pub mod metrics;
 pub mod models;
 pub mod ports;

@@ -99,6 +99,11 @@ impl Pipeline {
         self.outside.catalogue.borrow().clone()
     }
 
+    /// The models as they change.
+    pub fn catalogue_changes(&self) -> watch::Receiver<Arc<Catalogue>> {
+        self.outside.catalogue.clone()
+    }
+
     /// 128 random bits.
     pub fn draw(&self) -> u128 {
         self.outside.entropy.bits()
