@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use armature_contracts::{inference::v1 as inference, kv::v1 as kv, router::v1 as router, worker::v1 as worker};
+use armature_contracts::{
+    inference::v1 as inference, kv::v1 as kv, router::v1 as router, worker::v1 as worker,
+};
 use armature_kv_hash::HASH_SCHEME;
 use armature_svc_kit::call::Call;
 use tonic::Request;
@@ -173,4 +175,3 @@ pub fn within(call: &Call, limit: Duration) -> Call {
     let own = tokio::time::Instant::now() + limit;
     Call { deadline: Some(call.deadline.map_or(own, |deadline| deadline.min(own))), ..call.clone() }
 }
-

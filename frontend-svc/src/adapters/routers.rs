@@ -115,7 +115,9 @@ impl Routing for GrpcRouters {
                 match answer {
                     Ok(answer) => match convert::decision(answer.into_inner(), &address) {
                         Some(decision) => return Ok(decision),
-                        None => last = Some(Fault::new(Reason::Internal, "the router named no decode worker")),
+                        None => {
+                            last = Some(Fault::new(Reason::Internal, "the router named no decode worker"))
+                        }
                     },
                     Err(status) if goes_on(&status) => {
                         tracing::warn!(router = %id, %status, "router did not answer, asking the next");

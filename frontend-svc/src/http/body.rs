@@ -29,7 +29,11 @@ pub async fn parsed<T: Send + 'static>(
         Ok(collected) => collected.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => return Err(too_long()),
         Err(_) => {
-            return Err(ApiError::new(StatusCode::BAD_REQUEST, "body_incomplete", "the body could not be read"));
+            return Err(ApiError::new(
+                StatusCode::BAD_REQUEST,
+                "body_incomplete",
+                "the body could not be read",
+            ));
         }
     };
     let result = if bytes.len() > INLINE_BYTES {

@@ -7,8 +7,15 @@ use crate::domain::params::Invalid;
 use crate::domain::prompt::{Ask, Chat, Input, Message, Session};
 
 /// What chat adds to the parameters that nobody here honours.
-const UNSUPPORTED: &[&str] =
-    &["tools", "functions", "function_call", "audio", "chat_template", "continue_final_message", "web_search_options"];
+const UNSUPPORTED: &[&str] = &[
+    "tools",
+    "functions",
+    "function_call",
+    "audio",
+    "chat_template",
+    "continue_final_message",
+    "web_search_options",
+];
 
 /// A chat request.
 #[derive(Debug)]
@@ -38,7 +45,9 @@ impl ChatRequest {
         match (wanted, draft.logprobs) {
             (true, None) => draft.logprobs = Some(0),
             (false, Some(0)) => draft.logprobs = None,
-            (false, Some(_)) => return Err(Invalid::new("top_logprobs", "is only allowed when logprobs is true")),
+            (false, Some(_)) => {
+                return Err(Invalid::new("top_logprobs", "is only allowed when logprobs is true"));
+            }
             _ => {}
         }
         let streaming = fields.streaming()?;
@@ -83,7 +92,9 @@ fn messages(value: Option<Value>) -> Result<Vec<Message>, Invalid> {
         Some(Value::Array(turns)) if turns.is_empty() => {
             Err(Invalid::new("messages", "must hold at least one message"))
         }
-        Some(Value::Array(turns)) => turns.into_iter().enumerate().map(|(i, turn)| message(i, turn)).collect(),
+        Some(Value::Array(turns)) => {
+            turns.into_iter().enumerate().map(|(i, turn)| message(i, turn)).collect()
+        }
         Some(other) => Err(wrong("messages", "a list of messages", &other)),
     }
 }

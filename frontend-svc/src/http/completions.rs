@@ -60,7 +60,9 @@ fn prompts(value: Option<Value>) -> Result<Vec<Input>, Invalid> {
     let items = match value {
         None => return Err(Invalid::new("prompt", "is required")),
         Some(Value::String(text)) => return Ok(vec![text_prompt("prompt", text)?]),
-        Some(Value::Array(items)) if items.is_empty() => return Err(Invalid::new("prompt", "must not be empty")),
+        Some(Value::Array(items)) if items.is_empty() => {
+            return Err(Invalid::new("prompt", "must not be empty"));
+        }
         Some(Value::Array(items)) => items,
         Some(other) => return Err(wrong("prompt", EXPECTED, &other)),
     };

@@ -15,7 +15,8 @@ pub fn list(catalogue: &Catalogue, created: i64) -> Value {
 pub fn one(catalogue: &Catalogue, name: &str, created: i64) -> Result<Value, Fault> {
     let found = catalogue.names().find(|(known, _)| *known == name);
     found.map(|(name, set)| model(name, set, created)).ok_or_else(|| {
-        Fault::new(Reason::ModelNotFound, format!("the model `{name}` does not exist")).resource("model", name)
+        Fault::new(Reason::ModelNotFound, format!("the model `{name}` does not exist"))
+            .resource("model", name)
     })
 }
 

@@ -111,7 +111,8 @@ impl Events {
         if text.is_empty() && logprobs.is_none() && delta.finish.is_none() {
             return;
         }
-        let choice = TextChoice { index, text: &text, logprobs, finish_reason: delta.finish.map(|it| it.as_str()) };
+        let choice =
+            TextChoice { index, text: &text, logprobs, finish_reason: delta.finish.map(|it| it.as_str()) };
         event(frame, &self.envelope(vec![choice]));
     }
 

@@ -99,7 +99,9 @@ impl Catalogue {
                     let (known, names) = sets.entry(card.set.clone()).or_insert_with(|| (set, Vec::new()));
                     known.context_length = known.context_length.min(card.context_length);
                     known.weight += card.weight;
-                    names.extend(card.names.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>());
+                    names.extend(
+                        card.names.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>(),
+                    );
                 }
                 Err(why) => {
                     for name in &card.names {
@@ -143,7 +145,10 @@ impl Catalogue {
             }
         }
         if let Some(why) = self.troubles.get(model) {
-            return Err(Fault::new(Reason::NoWorkers, format!("the model `{model}` cannot be served now: {why}")));
+            return Err(Fault::new(
+                Reason::NoWorkers,
+                format!("the model `{model}` cannot be served now: {why}"),
+            ));
         }
         let message = format!("the model `{model}` does not exist: GET /v1/models lists those that do");
         Err(Fault::new(Reason::ModelNotFound, message).resource("model", model))

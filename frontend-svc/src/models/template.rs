@@ -186,7 +186,8 @@ mod tests {
 
     #[test]
     fn raise_exception_is_told_to_the_client() {
-        let refused = render("{{ raise_exception('roles must alternate') }}", &chat(&[("user", "x")])).unwrap_err();
+        let refused =
+            render("{{ raise_exception('roles must alternate') }}", &chat(&[("user", "x")])).unwrap_err();
         assert!(refused.to_string().ends_with("roles must alternate"), "{refused}");
     }
 

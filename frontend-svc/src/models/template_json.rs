@@ -25,7 +25,10 @@ pub(super) fn tojson(value: &Value, indent: Option<usize>, options: Kwargs) -> R
     let written = match indent {
         Some(width) => {
             let blanks = " ".repeat(width.min(MAX_INDENT));
-            value.serialize(&mut Serializer::with_formatter(&mut out, PrettyFormatter::with_indent(blanks.as_bytes())))
+            value.serialize(&mut Serializer::with_formatter(
+                &mut out,
+                PrettyFormatter::with_indent(blanks.as_bytes()),
+            ))
         }
         None => value.serialize(&mut Serializer::with_formatter(&mut out, Spaced)),
     };

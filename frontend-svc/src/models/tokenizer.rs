@@ -32,7 +32,8 @@ impl ModelTokenizer {
 
     /// Tokens of `text`; `special`: with those that the tokenizer adds at its ends.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.inner.encode_fast(text, special).map_err(|error| TokenizerError(error.to_string()))?;
+        let encoding =
+            self.inner.encode_fast(text, special).map_err(|error| TokenizerError(error.to_string()))?;
         Ok(encoding.get_ids().to_vec())
     }
 

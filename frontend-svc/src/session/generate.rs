@@ -199,7 +199,11 @@ impl Generation {
         self.summary.migrated_inexact |= self.flight.migrations() > 0 && !exact;
         self.opened.get_or_insert_with(|| Opened {
             decode_worker: worker.instance.to_string(),
-            prefill_worker: decision.prefill.first().map(|it| it.worker.instance.to_string()).unwrap_or_default(),
+            prefill_worker: decision
+                .prefill
+                .first()
+                .map(|it| it.worker.instance.to_string())
+                .unwrap_or_default(),
             decision_id: decision.decision_id.clone(),
         });
     }

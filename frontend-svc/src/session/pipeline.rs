@@ -121,7 +121,8 @@ impl Pipeline {
         let fingerprint = request.fingerprint();
         if let Some(left) = self.refused(fingerprint) {
             self.metrics.refused_fingerprints.inc();
-            let message = format!("workers died with this request on them; it is refused for {} s", left.as_secs());
+            let message =
+                format!("workers died with this request on them; it is refused for {} s", left.as_secs());
             return Err(Fault::new(Reason::QueryOfDeath, message));
         }
         self.budget.deposit();
@@ -149,7 +150,11 @@ impl Pipeline {
     }
 
     fn admit(&self) -> Result<Admission, Fault> {
-        let work = self.outside.drain.enter().map_err(|draining| Fault::new(Reason::Draining, draining.to_string()))?;
+        let work = self
+            .outside
+            .drain
+            .enter()
+            .map_err(|draining| Fault::new(Reason::Draining, draining.to_string()))?;
         let slot = self.slots.clone().try_acquire_owned().map_err(|_| {
             let limit = self.settings.max_in_flight;
             let message = format!("this frontend has its limit of {limit} requests in flight");

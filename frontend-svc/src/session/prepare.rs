@@ -134,7 +134,8 @@ pub async fn tokens_of(input: Input, set: &ServedSet, now: ZonedDateTime) -> Res
     match input {
         Input::Tokens(ids) => {
             if let Some(id) = ids.iter().find(|id| **id >= set.vocabulary) {
-                let message = format!("{id} is not a token id of this model: they are below {}", set.vocabulary);
+                let message =
+                    format!("{id} is not a token id of this model: they are below {}", set.vocabulary);
                 return Err(Fault::invalid("prompt", message));
             }
             Ok(ids)
