@@ -1,0 +1,5 @@
+//! The gRPC InferenceService.
+
+pub mod convert;
+pub mod service;
+pub mod status;

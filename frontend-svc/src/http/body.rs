@@ -1,0 +1,47 @@
+//! Reads a request's body, up to a limit.
+
+use axum::body::Body;
+use http::{HeaderMap, StatusCode, header};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+
+use super::error::ApiError;
+use crate::domain::params::Invalid;
+
+/// Longer bodies are parsed off the runtime threads: about a millisecond of work.
+const INLINE_BYTES: usize = 64 * 1024;
+
+/// Reads the body and parses it with `parse`.
+pub async fn parsed<T: Send + 'static>(
+    headers: &HeaderMap,
+    body: Body,
+    limit: usize,
+    parse: fn(&[u8]) -> Result<T, Invalid>,
+) -> Result<T, ApiError> {
+    let too_long = || {
+        let message = format!("the body is longer than the limit of {limit} bytes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    };
+    let declared = headers.get(header::CONTENT_LENGTH).and_then(|it| it.to_str().ok()?.parse::<u64>().ok());
+    if declared.is_some_and(|length| length > limit as u64) {
+        return Err(too_long());
+    }
+    let bytes = match Limited::new(body, limit).collect().await {
+        Ok(collected) => collected.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => return Err(too_long()),
+        Err(_) => {
+            return Err(ApiError::new(
+                StatusCode::BAD_REQUEST,
+                "body_incomplete",
+                "the body could not be read",
+            ));
+        }
+    };
+    let result = if bytes.len() > INLINE_BYTES {
+        tokio::task::spawn_blocking(move || parse(&bytes)).await.map_err(|_| {
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the body could not be parsed")
+        })?
+    } else {
+        parse(&bytes)
+    };
+    Ok(result?)
+}

@@ -1,0 +1,17 @@
+//! The frontend between scripted neighbours, over an in-process network.
+#![allow(clippy::unwrap_used)]
+
+mod cancel;
+mod chat;
+mod client;
+mod completions;
+mod fake_discovery;
+mod fake_router;
+mod fake_worker;
+mod grpc;
+mod harness;
+mod limits;
+mod malformed;
+mod migration;
+mod models;
+mod routers;
