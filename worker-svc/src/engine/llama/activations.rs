@@ -1,28 +1,35 @@
-//! Rows of activations, quantised for the kernels.
+//! Rows of activations, quantised and laid out for the kernels.
+//!
+//! Rows go in tiles of [`TILE`], so that a kernel finds what it needs of all rows of a tile side by
+//! side. Each row is quantised alone.
 
 use super::kernels::Kernels;
+use super::packed::PIECE;
 use super::tensor::BLOCK;
 
-/// `rows` × `cols` quants, with a scale and a bias per row and block. Each row is quantised alone.
+/// Rows of a tile.
+pub(super) const TILE: usize = 8;
+
+/// One block of the rows of a tile.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C, align(64))]
+pub(super) struct TileBlock {
+    /// Quants from -127 to 127: `[piece of four columns][row]`.
+    pub(super) quants: [[[i8; PIECE]; TILE]; BLOCK / PIECE],
+    /// What a quant of the row is worth.
+    pub(super) scales: [f32; TILE],
+    /// -128 times the sum of the row's quants: what kernels that read weights as unsigned, 128 too
+    /// large, start from.
+    pub(super) biases: [i32; TILE],
+}
+
+/// Quantised rows.
 #[derive(Debug, Default)]
 pub struct Activations {
     rows: usize,
     cols: usize,
-    quants: Vec<i8>,
-    scales: Vec<f32>,
-    biases: Vec<i32>,
-}
-
-/// One row of [`Activations`].
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ActivationRow<'a> {
-    /// `cols` quants from -127 to 127.
-    pub(super) quants: &'a [i8],
-    /// A scale per block.
-    pub(super) scales: &'a [f32],
-    /// Per block -128 times the sum of the quants: what kernels that read weights as unsigned, 128
-    /// too large, start from.
-    pub(super) biases: &'a [i32],
+    /// `[tile][block]`; the slots of the last tile beyond `rows` are of no meaning.
+    blocks: Vec<TileBlock>,
 }
 
 impl Activations {
@@ -35,12 +42,14 @@ impl Activations {
             cols.is_multiple_of(BLOCK) && values.len().is_multiple_of(cols),
             "whole rows of whole blocks"
         );
-        let blocks = values.len() / BLOCK;
         (self.rows, self.cols) = (values.len() / cols, cols);
-        self.quants.resize(values.len(), 0);
-        self.scales.resize(blocks, 0.0);
-        self.biases.resize(blocks, 0);
-        kernels.quantise(values, &mut self.quants, &mut self.scales, &mut self.biases);
+        self.blocks.resize(self.rows.div_ceil(TILE) * (cols / BLOCK), TileBlock::default());
+        let tiles = self.blocks.chunks_exact_mut(cols / BLOCK);
+        for (rows, tile) in values.chunks(TILE * cols).zip(tiles) {
+            for (slot, row) in rows.chunks_exact(cols).enumerate() {
+                kernels.quantise(row, slot, tile);
+            }
+        }
     }
 
     /// Number of rows.
@@ -53,12 +62,9 @@ impl Activations {
         self.cols
     }
 
-    pub(super) fn row(&self, row: usize) -> ActivationRow<'_> {
+    /// The blocks of rows `TILE * tile ..`.
+    pub(super) fn tile(&self, tile: usize) -> &[TileBlock] {
         let blocks = self.cols / BLOCK;
-        ActivationRow {
-            quants: &self.quants[row * self.cols..][..self.cols],
-            scales: &self.scales[row * blocks..][..blocks],
-            biases: &self.biases[row * blocks..][..blocks],
-        }
+        &self.blocks[tile * blocks..][..blocks]
     }
 }

@@ -6,10 +6,10 @@
 //! - SwiGLU: `up * gate / (1 + exp(-gate))`
 //! - activations: per block of 32, `scale = max |x| / 127`, `quant = round(x / scale)`
 
+use super::activations::TileBlock;
+use super::lanes::LANES;
+use super::packed::PIECE;
 use super::tensor::BLOCK;
-
-/// Lanes of a sum.
-pub(super) const LANES: usize = 16;
 
 /// Adding and subtracting 1.5 * 2^23 rounds a float of magnitude below 2^22 to an integer.
 const ROUND: f32 = 12_582_912.0;
@@ -79,23 +79,26 @@ pub(super) fn add(x: &mut [f32], y: &[f32]) {
     }
 }
 
-/// Quantises one row: `cols` quants from -127 to 127, and per block the scale and -128 times the
-/// sum of the quants. A value that is not finite makes its block's scale so, and shows in the result.
+/// Quantises one row into slot `slot` of a tile's blocks. A value that is not finite makes its
+/// block's scale so, and shows in the result.
 #[inline(always)]
-pub(super) fn quantise(x: &[f32], quants: &mut [i8], scales: &mut [f32], biases: &mut [i32]) {
-    let blocks = x.chunks_exact(BLOCK).zip(quants.chunks_exact_mut(BLOCK));
-    for (((x, quants), scale), bias) in blocks.zip(scales).zip(biases) {
+pub(super) fn quantise(x: &[f32], slot: usize, blocks: &mut [TileBlock]) {
+    for (x, block) in x.chunks_exact(BLOCK).zip(blocks) {
         // As integers the bit patterns of magnitudes have their order, not-a-number above all.
         let widest = f32::from_bits(x.iter().fold(0u32, |widest, v| widest.max(v.abs().to_bits())));
         let inverse = if widest == 0.0 { 0.0 } else { 127.0 / widest };
+        let mut quants = [0i8; BLOCK];
         let mut sum = 0;
         for (quant, x) in quants.iter_mut().zip(x) {
             let q = ((x * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
             *quant = q as i8;
             sum += i32::from(q as i8);
         }
-        *scale = widest / 127.0;
-        *bias = -128 * sum;
+        for (to, quants) in block.quants.iter_mut().zip(quants.as_chunks::<PIECE>().0) {
+            to[slot] = *quants;
+        }
+        block.scales[slot] = widest / 127.0;
+        block.biases[slot] = -128 * sum;
     }
 }
 
@@ -126,16 +129,18 @@ mod tests {
         }
 
         #[test]
-        fn quantised_activations_err_by_half_a_step(x in prop::collection::vec(-1e3f32..1e3, 64)) {
-            let (mut q, mut s, mut b) = ([0i8; 64], [0.0; 2], [0; 2]);
-            quantise(&x, &mut q, &mut s, &mut b);
-            for (i, x) in x.iter().enumerate() {
-                let step = s[i / 32];
-                prop_assert!((x - step * f32::from(q[i])).abs() <= step * 0.5001);
-                prop_assert!(q[i] > i8::MIN);
+        fn quantised_activations_err_by_half_a_step(x in prop::collection::vec(-1e3f32..1e3, 64), slot in 0..8usize) {
+            let mut blocks = [TileBlock::default(); 2];
+            quantise(&x, slot, &mut blocks);
+            for (x, block) in x.chunks(32).zip(&blocks) {
+                let step = block.scales[slot];
+                let quants: Vec<i8> = block.quants.iter().flat_map(|piece| piece[slot]).collect();
+                for (x, q) in x.iter().zip(&quants) {
+                    prop_assert!((x - step * f32::from(*q)).abs() <= step * 0.5001);
+                    prop_assert!(*q > i8::MIN);
+                }
+                prop_assert_eq!(block.biases[slot], -128 * quants.iter().map(|q| i32::from(*q)).sum::<i32>());
             }
-            let sum: i32 = q[..32].iter().map(|q| i32::from(*q)).sum();
-            prop_assert_eq!(b[0], -128 * sum);
         }
     }
 
@@ -150,9 +155,9 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY] {
             let mut x = [1.0; 32];
             x[3] = bad;
-            let (mut q, mut s, mut b) = ([0i8; 32], [0.0], [0]);
-            quantise(&x, &mut q, &mut s, &mut b);
-            assert!(!s[0].is_finite());
+            let mut blocks = [TileBlock::default()];
+            quantise(&x, 0, &mut blocks);
+            assert!(!blocks[0].scales[0].is_finite());
         }
     }
 }

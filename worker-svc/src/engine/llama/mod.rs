@@ -12,6 +12,7 @@ mod attention;
 mod cache;
 mod gguf;
 mod kernels;
+mod lanes;
 mod mapping;
 mod math;
 mod model;
@@ -20,8 +21,10 @@ mod pass;
 mod rope;
 mod shape;
 mod store;
+mod template;
 mod tensor;
 mod threads;
+mod tokenizer;
 mod weights;
 
 pub use activations::Activations;

@@ -14,7 +14,9 @@ use super::pass::{Network, Scratch};
 use super::rope::Angles;
 use super::shape::Shape;
 use super::store::WeightStore;
+use super::template::template_json;
 use super::threads::Threads;
+use super::tokenizer::{Pre, tokenizer_json};
 use super::weights::Weights;
 use super::{cache, mapping};
 
@@ -63,6 +65,8 @@ pub struct LlamaEngine {
     kernels: Kernels,
     threads: Threads,
     scratch: Scratch,
+    tokenizer_json: Vec<u8>,
+    template_json: Vec<u8>,
 }
 
 impl fmt::Debug for LlamaEngine {
@@ -83,6 +87,9 @@ pub fn load(path: &Path, options: &LoadOptions, store: &WeightStore) -> Result<L
     let bytes = mapping::map(path).map_err(|source| LoadError::File { path: path.to_owned(), source })?;
     let file = Gguf::parse(&bytes)?;
     let shape = Shape::read(&file)?;
+    let pre = Pre::read(&file)?;
+    let tokenizer_json = tokenizer_json(&file, pre, shape.vocab)?;
+    let template_json = template_json(&file, pre)?;
     let digest = *blake3::hash(&bytes).as_bytes();
     let weights = store.get_or_load(&digest, || {
         cache::load(options.cache_dir.as_deref(), &digest, &file, &shape, bytes.len())
@@ -105,12 +112,12 @@ pub fn load(path: &Path, options: &LoadOptions, store: &WeightStore) -> Result<L
             shape.rope.dims, shape.rope.base, shape.rope.factor
         ),
         kernel: IDENTITY.to_owned(),
-        eos_token_ids: token(&file, "tokenizer.ggml.eos_token_id", shape.vocab)?.into_iter().collect(),
+        eos_token_ids: end_tokens(&file, shape.vocab)?,
         bos_token_id: token(&file, "tokenizer.ggml.bos_token_id", shape.vocab)?,
     };
     tracing::info!(name = spec.name, kernels = kernels.name(), threads = threads.count(), "model loaded");
     let scratch = Scratch::new(Angles::new(shape.rope), threads.count());
-    Ok(LlamaEngine { spec, shape, weights, kernels, threads, scratch })
+    Ok(LlamaEngine { spec, shape, weights, kernels, threads, scratch, tokenizer_json, template_json })
 }
 
 /// A token id that the metadata name.
@@ -119,7 +126,28 @@ fn token(file: &Gguf<'_>, key: &str, vocab: usize) -> Result<Option<u32>, GgufEr
     Ok(id.map(|id| u32::try_from(id).expect("a vocabulary is smaller than 2^32")))
 }
 
+/// The tokens that end a generation: of the text, and of a turn or message where the file has them.
+fn end_tokens(file: &Gguf<'_>, vocab: usize) -> Result<Vec<u32>, GgufError> {
+    let keys = ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
+    let mut ids = vec![];
+    for key in keys {
+        ids.extend(token(file, key, vocab)?.filter(|id| !ids.contains(id)));
+    }
+    Ok(ids)
+}
+
 impl LlamaEngine {
+    /// The tokenizer, as a Hugging Face `tokenizer.json`.
+    pub fn tokenizer_json(&self) -> &[u8] {
+        &self.tokenizer_json
+    }
+
+    /// Chat template and begin and end tokens:
+    /// `{"chat_template", "bos_token", "eos_token", "add_bos"}`, each but the flag possibly null.
+    pub fn template_json(&self) -> &[u8] {
+        &self.template_json
+    }
+
     /// Computes with `kernels` from now on instead of the fastest ones. No result changes.
     pub fn with_kernels(mut self, kernels: Kernels) -> Self {
         self.kernels = kernels;

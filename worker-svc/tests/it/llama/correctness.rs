@@ -3,7 +3,7 @@
 use armature_tiny_gguf::{Spec, TensorType};
 
 use super::reference::{Arithmetic, Mistake, Reference};
-use super::{load_bytes, load_smollm2, smollm2, teacher_forced};
+use super::{blocks, load_bytes, load_smollm2, pass, pool, smollm2, teacher_forced};
 
 /// `<|im_start|>user\nWhat is the capital of France?<|im_end|>`.
 const SMOLLM2_TEXT: [u32; 11] = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2];
@@ -61,4 +61,22 @@ fn smollm2_agrees_with_the_reference() {
     let mut engine = load_smollm2(&path, 1);
     let ours = teacher_forced(&mut engine, &SMOLLM2_TEXT);
     compare(&std::fs::read(&path).expect("read"), ours, &SMOLLM2_TEXT);
+}
+
+#[test]
+fn smollm2_answers_a_question_as_other_engines_do() {
+    let Some(path) = smollm2() else { return };
+    let mut engine = load_smollm2(&path, 1);
+    let mut tokens = super::recorded::QUESTION.to_vec();
+    let table = blocks(&engine, 0, tokens.len() + 8);
+    let kv = pool(&engine, table.len());
+    let (mut start, mut answer) = (0, vec![]);
+    while answer.len() < 8 {
+        let logits = pass(&mut engine, &kv, &[(&tokens[start..], start, &table)]).remove(0);
+        start = tokens.len();
+        let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).expect("a vocabulary");
+        tokens.push(best as u32);
+        answer.push(best as u32);
+    }
+    assert_eq!(answer, super::recorded::CAPITAL_OF_FRANCE);
 }

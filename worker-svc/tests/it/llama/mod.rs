@@ -1,7 +1,13 @@
 //! The `llama` engine: on tiny random models, and on SmolLM2 where its file is on this machine.
 
+mod caching;
 mod correctness;
+mod invariance;
+mod malformed;
+mod passes;
+mod recorded;
 mod reference;
+mod tokens;
 
 use std::path::PathBuf;
 
