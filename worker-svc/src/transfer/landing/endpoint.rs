@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
@@ -77,6 +78,7 @@ pub struct HostLanding {
     landings: Arc<Registry<LandingCore>>,
     advertised: Option<String>,
     shm: Option<(BootId, Arc<Importer>)>,
+    refused: Arc<AtomicU64>,
     closing: CancellationToken,
     _close_on_drop: DropGuard,
     tasks: TaskTracker,
@@ -95,6 +97,7 @@ impl HostLanding {
         let landings = Arc::new(Registry::new(options.max_transfers));
         let closing = CancellationToken::new();
         let tasks = TaskTracker::new();
+        let refused = Arc::new(AtomicU64::new(0));
         let advertised = tcp.map(|TcpLanding { listener, advertised }| {
             let door = Door {
                 landings: Arc::clone(&landings),
@@ -102,6 +105,7 @@ impl HostLanding {
                 // Twice, for each may be followed by the next while it waits for its status to be read.
                 proven: Arc::new(Semaphore::new(2 * options.max_transfers)),
                 handshake_timeout: options.handshake_timeout,
+                refused: Arc::clone(&refused),
             };
             tasks.spawn(listener::serve(listener, door, closing.clone(), tasks.clone()));
             advertised
@@ -115,12 +119,17 @@ impl HostLanding {
             (boot_id, importer)
         });
         let close_on_drop = closing.clone().drop_guard();
-        Self { kv, landings, advertised, shm, closing, _close_on_drop: close_on_drop, tasks }
+        Self { kv, landings, advertised, shm, refused, closing, _close_on_drop: close_on_drop, tasks }
     }
 
     /// Transfers that are open.
     pub fn open_transfers(&self) -> usize {
         self.landings.len()
+    }
+
+    /// Data connections turned away since the start: garbage, wrong secrets, silence, one too many.
+    pub fn refused_connections(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// Mappings of peers' pools that are kept.

@@ -188,3 +188,86 @@ impl LandingLedger {
         self.events.pop_front()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GEOMETRY: KvGeometry = KvGeometry { layers: 3, kv_heads: 1, head_dim: 2, block_size: 4 };
+
+    fn settled(transport: TransportKind) -> LandingLedger {
+        let mut ledger = LandingLedger::new(GEOMETRY, 8, TokenRange::new(2, 20));
+        ledger.settle(Chosen { transport, shm_refused: None }).unwrap();
+        ledger
+    }
+
+    proptest! {
+        /// Random pieces against a set of (layer, token) pairs: taken iff all cells are granted to that
+        /// window and new; the ends of windows and of the transfer are told exactly once.
+        #[test]
+        fn pieces_are_taken_by_the_rules_and_counted(
+            pieces in prop::collection::vec((0u32..4, 0u32..4, 1u32..4, 0u32..22, 0u32..12), 0..60),
+        ) {
+            let mut ledger = settled(TransportKind::Tcp);
+            let windows = [TokenRange::new(8, 20), TokenRange::new(2, 8)];
+            ledger.grant(windows[0], vec![BlockId(5), BlockId(0), BlockId(2)]).unwrap();
+            ledger.grant(windows[1], vec![BlockId(7), BlockId(1)]).unwrap();
+            let mut cells: HashSet<(u32, u32)> = HashSet::new();
+            let mut told = Vec::new();
+            // Random ones, then all single cells, of which many are repeated.
+            let rest = (0..3).flat_map(|l| (2..20).map(move |t| (u32::from(t < 8), l, 1, t, 1)));
+            for (window, layer, layers, token, tokens) in pieces.into_iter().chain(rest) {
+                let piece = Piece {
+                    window: WindowIndex(window),
+                    layers: LayerRange::new(layer, layer + layers),
+                    tokens: TokenRange::new(token, token + tokens),
+                };
+                let members: Vec<_> = (layer..layer + layers)
+                    .flat_map(|l| (token..token + tokens).map(move |t| (l, t))).collect();
+                let fits = windows.get(window as usize).is_some_and(|w| w.contains(piece.tokens))
+                    && layer + layers <= 3 && tokens > 0 && members.iter().all(|m| !cells.contains(m));
+                if ledger.end().is_some() {
+                    prop_assert_eq!(ledger.claim(piece), Err(Failure::Complete));
+                    continue;
+                }
+                let claimed = ledger.claim(piece);
+                prop_assert_eq!(claimed.is_ok(), fits, "{:?} {:?}", piece, claimed);
+                if fits {
+                    cells.extend(members);
+                    ledger.landed(piece);
+                }
+                told.extend(std::iter::from_fn(|| ledger.next_event()));
+            }
+            prop_assert_eq!(told.len(), 3);
+            prop_assert!(told.contains(&LandingEvent::WindowLanded(WindowIndex(0))));
+            prop_assert!(told.contains(&LandingEvent::WindowLanded(WindowIndex(1))));
+            prop_assert_eq!(told.last(), Some(&LandingEvent::AllLanded(Commit::Now)));
+        }
+    }
+
+    #[test]
+    fn a_claimed_piece_has_not_landed() {
+        let mut ledger = settled(TransportKind::Shm);
+        ledger.grant(TokenRange::new(2, 20), (0..5).map(BlockId).collect()).unwrap();
+        let piece =
+            Piece { window: WindowIndex(0), layers: LayerRange::new(0, 3), tokens: TokenRange::new(2, 20) };
+        ledger.claim(piece).unwrap();
+        assert_eq!(ledger.next_event(), None);
+        assert!(ledger.fail(Failure::Deadline));
+        ledger.landed(piece);
+        assert_eq!(ledger.next_event(), Some(LandingEvent::Failed(Failure::Deadline)));
+        assert_eq!(ledger.next_event(), None);
+    }
+
+    #[test]
+    fn only_a_settled_tcp_landing_takes_a_connection_and_only_one() {
+        assert!(!LandingLedger::new(GEOMETRY, 8, TokenRange::new(0, 4)).connect());
+        assert!(!settled(TransportKind::Shm).connect());
+        let mut ledger = settled(TransportKind::Tcp);
+        assert!(ledger.connect() && !ledger.connect());
+    }
+}

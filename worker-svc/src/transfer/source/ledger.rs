@@ -253,3 +253,80 @@ fn split(geometry: &KvGeometry, piece: &mut OutPiece, max_bytes: u64) -> Option<
     piece.ready = ReadyPiece { layers: cut_layers, extent };
     rest
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::transfer::ids::TransferId;
+
+    const GEOMETRY: KvGeometry = KvGeometry { layers: 3, kv_heads: 1, head_dim: 2, block_size: 4 };
+    const CELL: u64 = 16;
+
+    fn grant(window: u32, tokens: TokenRange) -> Grant {
+        let transport = TransportKind::Tcp;
+        Grant { transfer: TransferId(0), window: WindowIndex(window), tokens, transport }
+    }
+
+    fn extent(tokens: TokenRange) -> Extent {
+        let blocks = tokens.start / 4..tokens.end.div_ceil(4);
+        Extent::new(tokens, blocks.map(BlockId).collect(), 4).unwrap()
+    }
+
+    proptest! {
+        /// Cells 3..40 cut at random into windows and pieces, in random order: whatever leaves is ready,
+        /// granted, small enough and in the right blocks, and in the end every cell has left once.
+        #[test]
+        fn every_cell_leaves_once_inside_its_window(
+            windows in Just(vec![(3u32, 9u32), (9, 10), (10, 26), (26, 40)]).prop_shuffle(),
+            pieces in Just(
+                [(0u32, 1u32), (1, 3)].iter().flat_map(|layers| {
+                    [(0u32, 5u32), (5, 18), (18, 33), (33, 44)].map(|tokens| (*layers, tokens))
+                }).collect::<Vec<_>>(),
+            ).prop_shuffle(),
+            order in prop::collection::vec(any::<bool>(), 12),
+            max_cells in 1u64..40,
+        ) {
+            let mut ledger = SourceLedger::new(GEOMETRY, 11, TokenRange::new(3, 40));
+            let (mut windows, mut pieces) = (windows.into_iter().zip(0..), pieces.into_iter());
+            let mut left = CellSet::new(3);
+            let mut granted = Vec::new();
+            for grants_first in order.into_iter().chain([true; 4]).chain([false; 8]) {
+                if grants_first {
+                    if let Some(((start, end), nth)) = windows.next() {
+                        granted.push(TokenRange::new(start, end));
+                        ledger.grant(grant(nth, TokenRange::new(start, end))).unwrap();
+                    }
+                } else if let Some(((first, last), (start, end))) = pieces.next() {
+                    ledger.ready(LayerRange::new(first, last), &extent(TokenRange::new(start, end))).unwrap();
+                }
+                while let Some(out) = ledger.take(max_cells * CELL) {
+                    let tokens = out.ready.extent.tokens();
+                    prop_assert!(granted[out.window.0 as usize].contains(tokens));
+                    prop_assert!(out.cells() <= max_cells.max(1));
+                    prop_assert_eq!(&out.ready.extent, &extent(tokens));
+                    prop_assert!(left.insert(out.ready.layers, tokens), "a cell left twice");
+                    ledger.moved(out.cells());
+                }
+            }
+            prop_assert_eq!(left.len(), 3 * 37);
+            prop_assert!(ledger.has_moved() && ledger.finish().is_ok());
+            prop_assert_eq!(ledger.acknowledge(), Ok(()));
+        }
+    }
+
+    #[test]
+    fn an_ack_is_confirmed_while_pinned_and_then_for_ever() {
+        let mut ledger = SourceLedger::new(GEOMETRY, 11, TokenRange::new(0, 4));
+        ledger.grant(grant(0, TokenRange::new(0, 4))).unwrap();
+        ledger.ready(LayerRange::new(0, 3), &extent(TokenRange::new(0, 4))).unwrap();
+        assert_eq!(ledger.acknowledge(), Err(Violation::EarlyAck.into()));
+        let out = ledger.take(u64::MAX).unwrap();
+        // D may have everything before we have noted that the last write is through.
+        assert_eq!(ledger.acknowledge(), Ok(()));
+        assert!(!ledger.moved(out.cells()), "nothing is told after the end");
+        assert!(!ledger.fail(Failure::Deadline));
+        assert_eq!(ledger.acknowledge(), Ok(()));
+    }
+}

@@ -5,6 +5,7 @@
 //! have proven are as many as transfers, for each transfer takes one.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
@@ -29,6 +30,14 @@ pub(crate) struct Door {
     /// Connections that have, with those that only wait for their status to be read.
     pub(crate) proven: Arc<Semaphore>,
     pub(crate) handshake_timeout: Duration,
+    /// Connections turned away.
+    pub(crate) refused: Arc<AtomicU64>,
+}
+
+impl Door {
+    fn refuse(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Accepts connections until `closing`.
@@ -59,15 +68,25 @@ async fn connection(mut stream: TcpStream, door: Door, place: OwnedSemaphorePerm
     };
     let core = match timeout(door.handshake_timeout, answering).await {
         Ok(Ok(core)) => core,
-        Ok(Err(error)) => return tracing::debug!(%error, "refused a kv data connection"),
-        Err(_) => return tracing::debug!("kv data connection proved nothing in time"),
+        Ok(Err(error)) => {
+            door.refuse();
+            return tracing::debug!(%error, "refused a kv data connection");
+        }
+        Err(_) => {
+            door.refuse();
+            return tracing::debug!("kv data connection proved nothing in time");
+        }
     };
     drop(place);
     let Ok(_proven) = door.proven.try_acquire() else {
+        door.refuse();
         return tracing::warn!(transfer = %core.transfer, "too many kv data connections");
     };
     match core.connection() {
         Some(writer) => receiver::run(core, stream, writer).await,
-        None => tracing::debug!(transfer = %core.transfer, "transfer takes no connection"),
+        None => {
+            door.refuse();
+            tracing::debug!(transfer = %core.transfer, "transfer takes no connection");
+        }
     }
 }

@@ -9,7 +9,7 @@ use armature_worker::transfer::*;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::Instant;
 
 use super::rig::{LONG, Rig, Wire, landed};
@@ -159,6 +159,27 @@ async fn a_cut_connection_ends_the_transfer_typed() {
 }
 
 #[tokio::test]
+async fn nothing_of_a_frame_arrives_after_an_abort_inside_it() {
+    let rig = Rig::new(Wire::Tcp, GEOMETRY, 8, 4096).await;
+    let frame = Header::new(1, 0, (0, 4), (4, 8)).with_payload();
+    let (landing, mut stream) = attacked(&rig, 1).await;
+    let half = frame.len() / 2;
+    stream.write_all(&frame[..half]).await.unwrap();
+    // K rows of the first layer of the first block are the first bytes of the payload.
+    while rig.landing_kv.bytes(BlockId(1), 1020..1024) != [0x77; 4] {
+        tokio::task::yield_now().await;
+    }
+    landing.abort();
+    landing.quiesced().await;
+    let quarantined = rig.snapshot();
+    let _ = stream.write_all(&frame[half..]).await;
+    let mut status = Vec::new();
+    stream.read_to_end(&mut status).await.unwrap();
+    assert_eq!(status, [1]);
+    assert!(rig.snapshot() == quarantined);
+}
+
+#[tokio::test]
 async fn garbage_and_wrong_secrets_touch_nothing() {
     let rig = Rig::new(Wire::Tcp, GEOMETRY, 8, 4096).await;
     let (offer, landing) = rig.landing.open(Rig::request(1, TokenRange::new(4, 12))).unwrap();
@@ -182,6 +203,7 @@ async fn garbage_and_wrong_secrets_touch_nothing() {
     let _ = wrong.read_to_end(&mut end).await;
     assert!(end.is_empty());
     assert!(rig.snapshot() == before);
+    assert_eq!(rig.landing.refused_connections(), 4);
 
     source.granted(grant).unwrap();
     source.ready(LayerRange::new(0, 4), TokenRange::new(4, 12), &[BlockId(1), BlockId(2)]).unwrap();
@@ -257,7 +279,10 @@ async fn a_reader_that_stops_stops_the_source() {
     let geometry = KvGeometry { layers: 4, kv_heads: 8, head_dim: 128, block_size: 8 };
     let rig = Rig::new(Wire::Tcp, geometry, 64, 1 << 20).await;
     let total = 64 * geometry.block_bytes();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(64 << 10).unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(4).unwrap();
 
     // One that reads it all in the end.
     let source = sending(&rig, &listener, 64);
