@@ -8,6 +8,8 @@ use armature_worker::domain::ids::BlockId;
 use armature_worker::kv_memory::KvMemory;
 use armature_worker::ports::KvGeometry;
 use armature_worker::transfer::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tokio::time::Instant;
 
 use super::rig::{LONG, Rig, Wire, landed, relay};
@@ -163,6 +165,44 @@ async fn large_pieces_go_by_blocking_threads_and_can_be_aborted() {
         }
     }
     assert_eq!(rig.landing.kept_mappings(), 1);
+}
+
+#[tokio::test]
+async fn a_mapping_that_nobody_uses_is_given_up() {
+    let rig = Rig::new(Wire::Shm, GEOMETRY, 8, 4096).await;
+    let (landing, source) = rig.pair(1, TOKENS).await;
+    move_all(&rig, &landing, &source).await;
+    landing.quiesced().await;
+    drop(landing);
+    assert_eq!(rig.landing.kept_mappings(), 1);
+    tokio::time::pause();
+    while rig.landing.kept_mappings() > 0 {
+        tokio::time::advance(MAPPING_IDLE / 2).await;
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn strangers_at_the_pools_socket_get_nothing() {
+    let rig = Rig::new(Wire::Shm, GEOMETRY, 8, 4096).await;
+    let (offer, landing) = rig.landing.open(Rig::request(1, TOKENS)).unwrap();
+    let (acceptance, source) = rig.source.accept(offer, Instant::now() + LONG).unwrap();
+    let socket = rig.sockets.path().join("000000000000feed.sock");
+    let mut hello = b"armkv\0\0\x01".to_vec();
+    hello.extend(1u128.to_le_bytes());
+    hello.extend([3; 16]);
+    let mut told = Vec::new();
+    // Garbage, and a hello of a known transfer followed by a proof of nothing.
+    for (words, answer) in [(vec![0u8; 72], 0), ([hello, vec![0; 32]].concat(), 48)] {
+        let mut stream = UnixStream::connect(&socket).await.unwrap();
+        stream.write_all(&words).await.unwrap();
+        told.clear();
+        let _ = stream.read_to_end(&mut told).await;
+        assert_eq!(told.len(), answer, "no pool after it");
+    }
+    landing.accepted(acceptance).await.unwrap();
+    assert_eq!(landing.transport(), Some(TransportKind::Shm));
+    move_all(&rig, &landing, &source).await;
 }
 
 #[tokio::test]
