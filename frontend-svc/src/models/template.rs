@@ -161,10 +161,14 @@ mod tests {
         }
     }
 
+    fn now() -> ZonedDateTime {
+        let timestamp: jiff::Timestamp = "2026-03-05T12:00:00Z".parse().unwrap();
+        timestamp.to_zoned_datetime(jiff::tz::TimeZone::UTC)
+    }
+
     fn render(source: &str, chat: &Chat) -> Result<String, RenderError> {
         let artifact = serde_json::json!({"chat_template": source, "bos_token": "<s>", "eos_token": "</s>"});
-        let now = "2026-03-05T12:00:00[UTC]".parse().unwrap();
-        ChatTemplate::parse(artifact.to_string().as_bytes()).unwrap().render(chat, now)
+        ChatTemplate::parse(artifact.to_string().as_bytes()).unwrap().render(chat, now())
     }
 
     const SMOLLM2: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
@@ -222,7 +226,6 @@ mod tests {
         assert!(ChatTemplate::parse(br#"{"chat_template": "{% if %}"}"#).is_err());
         assert!(ChatTemplate::parse(b"{").is_err());
         let none = ChatTemplate::parse(b"{}").unwrap();
-        let now = "2026-03-05T12:00:00[UTC]".parse().unwrap();
-        assert!(matches!(none.render(&chat(&[("user", "x")]), now), Err(RenderError::NoTemplate)));
+        assert!(matches!(none.render(&chat(&[("user", "x")]), now()), Err(RenderError::NoTemplate)));
     }
 }

@@ -152,7 +152,7 @@ impl WorkerService for FakeWorker {
         let usage = inference::Usage {
             prompt_tokens: request.prompt_token_ids.len() as u32,
             cached_tokens: script.cached,
-            computed_tokens: request.prompt_token_ids.len() as u32 - script.cached,
+            computed_tokens: (request.prompt_token_ids.len() as u32).saturating_sub(script.cached),
             ..Default::default()
         };
         let started = event(Event::Started(wire::GenerateStarted { cached_tokens: script.cached }));

@@ -37,7 +37,8 @@ pub(crate) struct Harness {
     pub(crate) workers: Vec<FakeWorker>,
     pub(crate) drain: Drain,
     pub(crate) running: Running,
-    pub(crate) tasks: JoinSet<()>,
+    /// The neighbours: they end with the harness.
+    _tasks: JoinSet<()>,
     pub(crate) card: Bytes,
 }
 
@@ -98,7 +99,8 @@ impl Harness {
         let drain = Drain::new();
         let parts = Parts { network: network.clone(), registry: Registry::default(), drain: drain.clone() };
         let running = app::start(config, parts).await.unwrap();
-        let harness = Self { network, discovery: fake, routers, workers, drain, running, tasks, card };
+        let harness =
+            Self { network, discovery: fake, routers, workers, drain, running, _tasks: tasks, card };
         if setup.routers > 0 && !harness.workers.is_empty() {
             harness.listed(MODEL).await;
         }
