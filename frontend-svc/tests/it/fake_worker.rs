@@ -156,7 +156,7 @@ impl WorkerService for FakeWorker {
             ..Default::default()
         };
         let started = event(Event::Started(wire::GenerateStarted { cached_tokens: script.cached }));
-        let begun = deltas[..shown].to_vec().into_iter().map(|delta| event(Event::Delta(delta)));
+        let begun = deltas[..shown].iter().cloned().map(|delta| event(Event::Delta(delta)));
         let begun: Vec<_> = std::iter::once(started).chain(begun).collect();
         let dead = self.dead.clone();
         let positions = deltas[..shown].iter().fold(
