@@ -1,5 +1,7 @@
 //! A server from its first to its last call, and a client that outlives it.
 
+use std::io::Write as _;
+use std::process::Stdio;
 use std::time::Duration;
 
 use armature_svc_kit::address::Address;
@@ -7,6 +9,7 @@ use armature_svc_kit::channel::{ChannelOptions, Channels};
 use armature_svc_kit::drain::{Drain, Drained, Phase};
 use armature_svc_kit::network::Network;
 use armature_svc_kit::server::ServerOptions;
+use tokio::io::AsyncBufReadExt as _;
 use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -102,6 +105,39 @@ async fn a_signal_begins_the_drain() {
         _ = &mut signals => unreachable!("goes on until the second signal"),
     }
     assert_eq!(drain.phase(), Phase::Announcing);
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_the_process_at_once() {
+    let mut child = tokio::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "lifecycle::draining_for_ever", "--nocapture"])
+        .kill_on_drop(true)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let id = child.id().unwrap().to_string();
+    let mut lines = tokio::io::BufReader::new(child.stdout.take().unwrap()).lines();
+    for said in ["serving", "draining"] {
+        while !lines.next_line().await.unwrap().unwrap().contains(said) {}
+        let sent = tokio::process::Command::new("kill").args(["-TERM", &id]).status().await;
+        assert!(sent.unwrap().success());
+    }
+    assert_eq!(child.wait().await.unwrap().code(), Some(128 + 15));
+}
+
+#[tokio::test]
+#[ignore = "run by the test above, because a second signal ends the process"]
+async fn draining_for_ever() {
+    let drain = Drain::new();
+    let mut signals = std::pin::pin!(drain.clone().on_signals());
+    assert!(futures_util::poll!(signals.as_mut()).is_pending());
+    writeln!(std::io::stdout(), "serving").unwrap();
+    tokio::join!(signals, async {
+        drain.draining().await;
+        writeln!(std::io::stdout(), "draining").unwrap();
+    })
+    .0
+    .unwrap();
 }
 
 #[tokio::test(start_paused = true)]

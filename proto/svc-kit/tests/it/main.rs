@@ -4,6 +4,7 @@
 mod admin;
 mod calls;
 mod configuration;
+mod garbage;
 mod keep_alive;
 mod lifecycle;
 mod limits;

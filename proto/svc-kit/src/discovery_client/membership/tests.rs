@@ -57,6 +57,19 @@ fn a_suspect_of_discovery_is_kept_while_it_answers() {
     assert_eq!(statuses(&it), [(1, Status::Ready)]);
 }
 
+/// A server that does not know the consumer's position may tell what it has before it dares a
+/// snapshot: these are deltas like any other, and what the snapshot leaves out is only doubted.
+#[test]
+fn another_server_may_tell_before_its_snapshot() {
+    let mut it = Membership::new();
+    it.snapshot(1, 100, [instance(1, 1, Status::Ready), instance(2, 1, Status::Ready)], T0);
+    assert_eq!(it.delta(200, Change::Put(instance(1, 2, Status::Ready)), T0), Applied::Yes);
+    it.snapshot(2, 201, [instance(1, 2, Status::Ready)], T0);
+    assert_eq!(statuses(&it), [(1, Status::Ready), (2, Status::Suspect)]);
+    assert_eq!(it.delta(202, Change::Put(instance(2, 2, Status::Ready)), T0), Applied::Yes);
+    assert_eq!(statuses(&it), [(1, Status::Ready), (2, Status::Ready)]);
+}
+
 #[test]
 fn one_good_probe_starts_the_limit_anew() {
     let mut it = Membership::new();
