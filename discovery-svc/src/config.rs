@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use armature_contracts::MAX_MESSAGE_BYTES;
 use armature_svc_kit::address::Address;
 use armature_svc_kit::config::ConfigError;
 use armature_svc_kit::secret::Secret;
@@ -77,6 +78,7 @@ pub struct MassLossConfig {
 #[allow(missing_docs, reason = "config/default.toml describes each key")]
 pub struct LimitsConfig {
     pub instances: usize,
+    pub instance_bytes: usize,
     pub tombstones: usize,
     pub leaders: usize,
     pub watchers: usize,
@@ -132,6 +134,7 @@ impl Default for LimitsConfig {
     fn default() -> Self {
         Self {
             instances: 10_000,
+            instance_bytes: 32 * 1024 * 1024,
             tombstones: 100_000,
             leaders: 1024,
             watchers: 1024,
@@ -197,6 +200,7 @@ impl Config {
             ("backend.reload_seconds", backend.reload_seconds),
             ("mass_loss.at_least", mass_loss.at_least as u64),
             ("limits.instances", limits.instances as u64),
+            ("limits.instance_bytes", limits.instance_bytes as u64),
             ("limits.tombstones", limits.tombstones as u64),
             ("limits.leaders", limits.leaders as u64),
             ("limits.watchers", limits.watchers as u64),
@@ -214,6 +218,12 @@ impl Config {
         let heartbeat = Duration::from_millis(lease.heartbeat_ms);
         if heartbeat * 3 > ttl {
             return Err(ConfigError::invalid("lease.ttl_seconds", "must be at least three heartbeats"));
+        }
+        if limits.instance_bytes > MAX_MESSAGE_BYTES * 3 / 4 {
+            return Err(ConfigError::invalid(
+                "limits.instance_bytes",
+                "does not leave a snapshot room in one message",
+            ));
         }
         if !(0.0..=1.0).contains(&mass_loss.share) {
             return Err(ConfigError::invalid("mass_loss.share", "must be from 0 to 1"));
@@ -254,6 +264,7 @@ impl Config {
                 ttl,
                 tombstone_ttl: Duration::from_secs(lease.tombstone_seconds),
                 instances: limits.instances,
+                instance_bytes: limits.instance_bytes,
                 tombstones: limits.tombstones,
                 leaders: limits.leaders,
                 card_bytes: limits.card_bytes,

@@ -52,6 +52,7 @@ pub struct Metrics {
     tombstones: Gauge,
     tombstones_dropped: Gauge,
     leaders: Gauge,
+    instance_bytes: Gauge,
     card_bytes: Gauge,
     artifact_bytes: Gauge,
     /// Failed loads of the file backend's file.
@@ -76,6 +77,7 @@ impl Metrics {
             tombstones: Gauge::default(),
             tombstones_dropped: Gauge::default(),
             leaders: Gauge::default(),
+            instance_bytes: Gauge::default(),
             card_bytes: Gauge::default(),
             artifact_bytes: Gauge::default(),
             file_errors: Counter::default(),
@@ -92,6 +94,7 @@ impl Metrics {
         registry.register("tombstones", "Fenced ids", it.tombstones.clone());
         registry.register("tombstones_dropped", "Fenced ids dropped early", it.tombstones_dropped.clone());
         registry.register("leaders", "Names with a leader", it.leaders.clone());
+        registry.register("instance_bytes", "Bytes of all instances", it.instance_bytes.clone());
         registry.register("card_bytes", "Bytes of all cards", it.card_bytes.clone());
         registry.register("artifact_bytes", "Bytes of all artifacts", it.artifact_bytes.clone());
         registry.register("file_errors", "Failed loads of the instance file", it.file_errors.clone());
@@ -99,6 +102,7 @@ impl Metrics {
         registry.register("limit", "Every bound, by its key in the configuration", limits.clone());
         for (limit, value) in [
             ("instances", settings.limits.instances),
+            ("instance_bytes", settings.limits.instance_bytes),
             ("tombstones", settings.limits.tombstones),
             ("leaders", settings.limits.leaders),
             ("watchers", settings.watchers),
@@ -149,6 +153,7 @@ impl Metrics {
         self.tombstones.set(signed(usage.tombstones));
         self.tombstones_dropped.set(i64::try_from(usage.tombstones_dropped).unwrap_or(i64::MAX));
         self.leaders.set(signed(usage.leaders));
+        self.instance_bytes.set(signed(usage.instance_bytes));
         self.card_bytes.set(signed(usage.card_bytes));
         self.artifact_bytes.set(signed(usage.artifact_bytes));
     }

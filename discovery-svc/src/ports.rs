@@ -39,7 +39,7 @@ pub enum CampaignError {
 
 /// Keeps instances with their leases, tombstones, cards, artifacts and leaders for every replica.
 ///
-/// Each operation is atomic. What it promises is written at [`crate::domain::store::Store`] and checked on every implementation by one
+/// Each operation is atomic and answers, or says that it cannot, within about a second. What it promises is written at [`crate::domain::store::Store`] and checked on every implementation by one
 /// suite (`tests/it/backend.rs`).
 #[tonic::async_trait]
 pub trait Backend: Send + Sync + 'static {

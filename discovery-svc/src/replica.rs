@@ -130,6 +130,8 @@ impl Replica {
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
+                _ = judge.tick() => self.judge().await,
+                _ = renew.tick() => self.renew().await,
                 Some(change) = changes.next() => {
                     let snapshot = matches!(change, Change::Snapshot { .. });
                     self.apply(change);
@@ -137,8 +139,6 @@ impl Replica {
                         seen();
                     }
                 }
-                _ = judge.tick() => self.judge().await,
-                _ = renew.tick() => self.renew().await,
             }
         }
     }

@@ -91,7 +91,9 @@ impl InstanceFile {
                 Some(()) = changed.recv() => {}
                 _ = tick.tick() => {}
             }
-            if self.stamps == stamps(self.stamps.keys()) {
+            let known = self.stamps.clone();
+            let same = spawn_blocking(move || stamps(known.keys()) == known).await;
+            if matches!(same, Ok(true)) {
                 continue;
             }
             match self.reload().await {

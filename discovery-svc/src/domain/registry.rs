@@ -298,10 +298,13 @@ impl Registry {
         if self.leases.get(&id).is_some_and(|lease| lease.epoch <= epoch) {
             self.leases.remove(&id);
         }
-        if self.known.get(&id).is_some_and(|known| known.instance.epoch <= epoch || !known.stored) {
+        let Some(known) = self.known.get(&id) else { return };
+        let held = known.instance.epoch;
+        // What the backend has lost is gone at whatever epoch; watchers hear the one that they hold.
+        if held <= epoch || !known.stored {
             self.guard.resolved(id);
             self.known.remove(&id);
-            self.view.remove(id, epoch);
+            self.view.remove(id, epoch.max(held));
         }
     }
 

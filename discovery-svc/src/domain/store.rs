@@ -25,6 +25,8 @@ pub struct Limits {
     pub tombstone_ttl: Duration,
     /// Instances, static ones included.
     pub instances: usize,
+    /// Bytes of all instances; a snapshot of them has to fit one message.
+    pub instance_bytes: usize,
     /// Fenced ids.
     pub tombstones: usize,
     /// Names with a leader.
@@ -81,8 +83,10 @@ pub enum RegisterError {
         present: BlockSize,
     },
     /// No room.
-    #[error("{limit} instances are registered, which is the limit (limits.instances)")]
+    #[error("no room for another instance: {limit} is the limit ({key})")]
     Full {
+        /// Which bound, by its key in the configuration.
+        key: &'static str,
         /// The bound.
         limit: usize,
     },
@@ -124,6 +128,8 @@ pub struct Usage {
     pub card_bytes: usize,
     /// Bytes of all artifacts.
     pub artifact_bytes: usize,
+    /// Bytes of all instances.
+    pub instance_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -141,9 +147,23 @@ enum Lease {
 }
 
 impl Record {
+    /// About what an instance takes in a message, in bytes.
+    fn size(&self) -> usize {
+        size(&self.instance)
+    }
+
     fn leased(&self) -> bool {
         !matches!(self.lease, Lease::Lapsed { .. })
     }
+}
+
+fn size(instance: &Instance) -> usize {
+    // Tags, lengths, ids, the digest of the card.
+    const FIXED: usize = 96;
+    const PER_ENTRY: usize = 8;
+    let entries = instance.addresses.iter().chain(&instance.labels);
+    let entries: usize = entries.map(|(name, value)| PER_ENTRY + name.len() + value.len()).sum();
+    FIXED + entries + instance.namespace.0.len() + instance.boot_id.len()
 }
 
 /// See the module.
@@ -210,9 +230,7 @@ impl Store {
             return Err(RegisterError::Static(id));
         }
         let facts = self.facts(&instance)?;
-        if known.is_none() {
-            self.make_room()?;
-        }
+        self.make_room(&instance)?;
         instance.epoch = match known {
             Some((Lease::Held { by, .. }, epoch)) if by == replica => epoch,
             known => {
@@ -301,11 +319,14 @@ impl Store {
     /// Replaces the instances that have no lease because a file lists them; their cards must be stored.
     pub fn set_static(&mut self, instances: Vec<Instance>) -> Result<(), RegisterError> {
         let listed: BTreeSet<InstanceId> = instances.iter().map(|instance| instance.id).collect();
-        let leased =
-            self.records.iter().filter(|(id, r)| r.lease != Lease::Static && !listed.contains(id)).count();
-        if leased + listed.len() > self.limits.instances {
-            return Err(RegisterError::Full { limit: self.limits.instances });
-        }
+        let others: Vec<usize> = self
+            .records
+            .iter()
+            .filter(|(id, record)| record.lease != Lease::Static && !listed.contains(id))
+            .map(|(_, record)| record.size())
+            .collect();
+        let bytes = others.iter().sum::<usize>() + instances.iter().map(size).sum::<usize>();
+        self.within_limits(others.len() + listed.len(), bytes)?;
         let mut checked = Vec::with_capacity(instances.len());
         for instance in instances {
             let facts = instance.card.map(|digest| self.card_facts(&digest)).transpose()?;
@@ -328,7 +349,9 @@ impl Store {
             instance.epoch = known.as_ref().map_or(LeaseEpoch(self.base), |(_, known)| known.epoch);
             match known {
                 Some((Lease::Static, known)) if *known == instance => continue,
-                Some((_, known)) => instance.epoch = LeaseEpoch(self.base.max(known.epoch.0 + 1)),
+                Some((_, known)) => {
+                    instance.epoch = LeaseEpoch(self.base.max(known.epoch.0.saturating_add(1)))
+                }
                 None => {}
             }
             self.keep(instance, facts, Lease::Static);
@@ -384,6 +407,7 @@ impl Store {
             leaders: self.leaders.len(),
             card_bytes: self.cards.used(),
             artifact_bytes: self.artifacts.used(),
+            instance_bytes: self.records.values().map(Record::size).sum(),
         }
     }
 
@@ -421,18 +445,31 @@ impl Store {
         Ok(Some(facts))
     }
 
-    /// The instance that has been unleased for longest makes room, unfenced: it may come back.
-    fn make_room(&mut self) -> Result<(), RegisterError> {
-        if self.records.len() < self.limits.instances {
-            return Ok(());
+    /// Instances that have been unleased for longest make room, unfenced: they may come back.
+    fn make_room(&mut self, instance: &Instance) -> Result<(), RegisterError> {
+        loop {
+            let others = self.records.iter().filter(|(id, _)| **id != instance.id);
+            let (count, bytes) =
+                others.fold((1, size(instance)), |(n, sum), (_, it)| (n + 1, sum + it.size()));
+            let Err(full) = self.within_limits(count, bytes) else { return Ok(()) };
+            let lapsed = self.records.iter().filter_map(|(id, record)| match record.lease {
+                Lease::Lapsed { since } if *id != instance.id => Some((since, *id, record.instance.epoch)),
+                _ => None,
+            });
+            let (_, id, epoch) = lapsed.min().ok_or(full)?;
+            self.records.remove(&id);
+            self.changes.push(Change::Gone { id, epoch });
         }
-        let lapsed = self.records.iter().filter_map(|(id, record)| match record.lease {
-            Lease::Lapsed { since } => Some((since, *id, record.instance.epoch)),
-            _ => None,
-        });
-        let (_, id, epoch) = lapsed.min().ok_or(RegisterError::Full { limit: self.limits.instances })?;
-        self.records.remove(&id);
-        self.changes.push(Change::Gone { id, epoch });
+    }
+
+    fn within_limits(&self, instances: usize, bytes: usize) -> Result<(), RegisterError> {
+        let Limits { instances: most, instance_bytes, .. } = self.limits;
+        if instances > most {
+            return Err(RegisterError::Full { key: "limits.instances", limit: most });
+        }
+        if bytes > instance_bytes {
+            return Err(RegisterError::Full { key: "limits.instance_bytes", limit: instance_bytes });
+        }
         Ok(())
     }
 

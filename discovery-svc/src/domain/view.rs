@@ -8,6 +8,9 @@ use std::sync::Arc;
 
 use super::instance::{Component, Instance, InstanceId, LeaseEpoch, Namespace};
 
+/// Deltas told at a time: bounds what a slow watcher has been told and not taken.
+const MAX_TOLD: usize = 64;
+
 /// Names one life of one server's view; random per start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ViewEpoch(pub u64);
@@ -184,34 +187,34 @@ impl View {
     /// watcher that comes with a view from elsewhere is told only what is here, and gets its snapshot later.
     pub fn read(&self, watcher: &mut Watcher, complete: bool) -> Reading {
         let selector = &watcher.selector;
-        let mut resynced = false;
-        let told = match watcher.position {
-            Position::Elsewhere if !complete => {
-                let mut wanted: Vec<_> = self.shown.values().filter(|(_, it)| selector.matches(it)).collect();
-                wanted.sort_by_key(|(revision, _)| *revision);
-                let put = |(revision, it): &(Revision, Arc<Instance>)| Told::Put {
-                    revision: *revision,
-                    instance: it.clone(),
-                };
-                wanted.into_iter().map(put).collect()
-            }
-            Position::Merged(_) if complete => vec![self.snapshot(selector)],
-            Position::Merged(seen) | Position::At(seen) => match self.since(seen) {
-                Some(deltas) => deltas.filter(|it| selector.matches(&it.instance)).map(Delta::told).collect(),
-                None => {
-                    resynced = true;
-                    vec![self.snapshot(selector)]
-                }
+        let here = self.revision;
+        let at = |told, position| (told, position, false);
+        let (told, position, resynced) = match watcher.position {
+            Position::Elsewhere if !complete => at(self.all(selector), Position::Merged(here)),
+            Position::Nowhere | Position::Elsewhere => at(vec![self.snapshot(selector)], Position::At(here)),
+            Position::Merged(_) if complete => at(vec![self.snapshot(selector)], Position::At(here)),
+            Position::Merged(seen) => match self.since(seen, selector) {
+                Some((told, seen)) => at(told, Position::Merged(seen)),
+                None => (self.all(selector), Position::Merged(here), true),
             },
-            Position::Nowhere | Position::Elsewhere => vec![self.snapshot(selector)],
+            Position::At(seen) => match self.since(seen, selector) {
+                Some((told, seen)) => at(told, Position::At(seen)),
+                None => (vec![self.snapshot(selector)], Position::At(here), true),
+            },
         };
-        watcher.position = match watcher.position {
-            Position::Elsewhere | Position::Merged(_) if !complete && !resynced => {
-                Position::Merged(self.revision)
-            }
-            _ => Position::At(self.revision),
-        };
+        watcher.position = position;
         Reading { told, resynced }
+    }
+
+    /// Every wanted instance as a change, oldest first.
+    fn all(&self, selector: &Selector) -> Vec<Told> {
+        let mut wanted: Vec<_> = self.shown.values().filter(|(_, it)| selector.matches(it)).collect();
+        wanted.sort_by_key(|(revision, _)| *revision);
+        let put = |(revision, it): &(Revision, Arc<Instance>)| Told::Put {
+            revision: *revision,
+            instance: it.clone(),
+        };
+        wanted.into_iter().map(put).collect()
     }
 
     fn snapshot(&self, selector: &Selector) -> Told {
@@ -219,11 +222,18 @@ impl View {
         Told::Snapshot { revision: self.revision, instances }
     }
 
-    /// Deltas after `seen`; none when the ring has lost one of them.
-    fn since(&self, seen: Revision) -> Option<impl Iterator<Item = &Delta>> {
+    /// The first wanted deltas after `seen` and how far that is; none when the ring has lost one.
+    fn since(&self, seen: Revision, selector: &Selector) -> Option<(Vec<Told>, Revision)> {
         let missing = usize::try_from(self.revision.0 - seen.0).ok()?;
         let skip = self.ring.len().checked_sub(missing)?;
-        Some(self.ring.iter().skip(skip))
+        let mut told = Vec::new();
+        for delta in self.ring.iter().skip(skip).filter(|delta| selector.matches(&delta.instance)) {
+            told.push(delta.told());
+            if told.len() == MAX_TOLD {
+                return Some((told, delta.revision));
+            }
+        }
+        Some((told, self.revision))
     }
 
     fn push(&mut self, instance: Arc<Instance>, gone: bool) {

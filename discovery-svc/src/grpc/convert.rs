@@ -42,10 +42,18 @@ pub fn instance(wire: Option<wire::Instance>) -> Result<Instance, Fault> {
         addresses: texts("instance.addresses", wire.addresses, MAX_ADDRESSES)?,
         card,
         status: status("instance.status", wire.status)?,
-        epoch: LeaseEpoch(wire.lease_epoch),
+        epoch: lease_epoch(wire.lease_epoch)?,
         labels: texts("instance.labels", wire.labels, MAX_LABELS)?,
         boot_id: text("instance.boot_id", wire.boot_id)?,
     })
+}
+
+/// An epoch that was granted once; refuses what would leave no room to grow.
+fn lease_epoch(epoch: u64) -> Result<LeaseEpoch, Fault> {
+    match epoch.leading_zeros() {
+        0 => Err(Fault::invalid("instance.lease_epoch", "was never granted: it has 64 bits")),
+        _ => Ok(LeaseEpoch(epoch)),
+    }
 }
 
 /// An id that is not 0.

@@ -29,6 +29,7 @@ fn limits() -> Limits {
         ttl: Duration::from_secs(30),
         tombstone_ttl: Duration::from_secs(600),
         instances: 4,
+        instance_bytes: 2000,
         tombstones: 3,
         leaders: 2,
         card_bytes: 1000,
@@ -75,6 +76,7 @@ async fn suite(fresh: impl AsyncFn() -> (Arc<dyn Backend>, Vec<InstanceId>)) {
     room_is_made_by_the_unleased(&*backend, listed.len()).await;
     let (backend, listed) = fresh().await;
     changes_add_up(&*backend, &listed).await;
+    bytes_of_instances_are_bounded(&*fresh().await.0).await;
     one_block_size_for_one_model(&*fresh().await.0).await;
     blobs_are_kept_within_bounds(&*fresh().await.0).await;
     leaders_are_fenced_by_terms(&*fresh().await.0).await;
@@ -166,14 +168,26 @@ async fn room_is_made_by_the_unleased(backend: &dyn Backend, listed: usize) {
         epochs.push(backend.register(instance(id), HERE).await.unwrap());
     }
     let full = backend.register(instance(9), HERE).await;
-    assert_eq!(full, Err(RegisterError::Full { limit: limits().instances }));
+    assert_eq!(full, Err(RegisterError::Full { key: "limits.instances", limit: 4 }));
     backend.release(InstanceId(2), epochs[1]).await.unwrap();
     backend.register(instance(9), HERE).await.unwrap();
     let follower = Follower::new(backend).await;
     assert_eq!((follower.leased(2), follower.leased(9)), (None, Some(true)));
     backend.release(InstanceId(9), LeaseEpoch(u64::MAX)).await.unwrap();
     let unfenced = backend.register(instance(2), HERE).await;
-    assert_eq!(unfenced, Err(RegisterError::Full { limit: limits().instances }), "full, not fenced");
+    assert_eq!(unfenced, Err(RegisterError::Full { key: "limits.instances", limit: 4 }), "full, not fenced");
+}
+
+async fn bytes_of_instances_are_bounded(backend: &dyn Backend) {
+    let large = |id, bytes: usize| Instance { boot_id: "x".repeat(bytes), ..instance(id) };
+    let epoch = backend.register(large(1, 1000), HERE).await.unwrap();
+    let full = Err(RegisterError::Full { key: "limits.instance_bytes", limit: 2000 });
+    assert_eq!(backend.register(large(2, 1000), HERE).await, full);
+    assert_eq!(backend.register(large(1, 3000), HERE).await, full, "one that grows, too");
+    backend.release(InstanceId(1), epoch).await.unwrap();
+    backend.register(large(2, 1000), HERE).await.unwrap();
+    assert_eq!(Follower::new(backend).await.leased(1), None);
+    assert!(backend.usage().instance_bytes <= 2000);
 }
 
 async fn changes_add_up(backend: &dyn Backend, listed: &[InstanceId]) {

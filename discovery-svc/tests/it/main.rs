@@ -5,6 +5,7 @@
 mod backend;
 mod binary;
 mod cards;
+mod client;
 mod file;
 mod fleet;
 mod heal;
@@ -12,4 +13,5 @@ mod interleavings;
 mod leaders;
 mod lease;
 mod operations;
+mod partition;
 mod watch;

@@ -112,6 +112,7 @@ async fn malformed_registrations_are_refused_by_the_field() {
         (wrong(|it| it.component = Component::Worker.into()), "instance.card_digest"),
         (wrong(|it| it.card_digest = vec![1].into()), "instance.card_digest"),
         (wrong(|it| it.addresses.clear()), "instance.addresses"),
+        (wrong(|it| it.lease_epoch = u64::MAX), "instance.lease_epoch"),
         (wrong(|it| it.status = InstanceStatus::Suspect.into()), "instance.status"),
         (wrong(|it| it.namespace = "x".repeat(257)), "instance.namespace"),
         (
