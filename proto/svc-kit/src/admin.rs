@@ -21,6 +21,8 @@ use crate::network::Listener;
 const TICK: Duration = Duration::from_secs(1);
 /// A watchdog that has not run for this long means the runtime is stuck, not merely busy.
 const STUCK: Duration = Duration::from_secs(10);
+/// Connections served at a time: a scraper, a prober and a few people.
+const MAX_CONNECTIONS: usize = 64;
 /// The media type of OpenMetrics text.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -83,7 +85,7 @@ impl Admin {
         };
         tokio::select! {
             // axum's accept loop does not end and does not fail.
-            _ = axum::serve(listener, app).into_future() => {}
+            _ = axum::serve(listener.limit(MAX_CONNECTIONS), app).into_future() => {}
             () = watchdog => {}
             () = drain.stopping() => {}
         }

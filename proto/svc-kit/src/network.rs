@@ -15,7 +15,8 @@ use std::time::Duration;
 use futures_util::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_util::sync::PollSemaphore;
 use tonic::transport::server::Connected;
 
 use crate::address::Address;
@@ -89,7 +90,7 @@ impl Network {
             Address::Tcp { host, port } => {
                 let stream = TcpStream::connect((host.as_str(), *port)).await?;
                 stream.set_nodelay(true)?;
-                Ok(Connection { io: Io::Tcp(stream), peer: address.clone() })
+                Ok(Connection { io: Io::Tcp(stream), peer: address.clone(), _slot: None })
             }
         }
     }
@@ -102,7 +103,7 @@ impl Network {
         let (sender, queue) = mpsc::channel(MEM_ACCEPT_QUEUE);
         names.insert(name.to_owned(), sender);
         let accept = Accept::Mem { name: name.to_owned(), queue, names: self.mem.clone() };
-        Ok(Listener { accept, address: Address::mem(name), pause: None })
+        Ok(Listener { accept, address: Address::mem(name), pause: None, slots: None, slot: None })
     }
 
     async fn connect_mem(&self, name: &str) -> io::Result<Connection> {
@@ -111,14 +112,14 @@ impl Network {
         let queue = lock(&self.mem).get(name).cloned().ok_or_else(refused)?;
         let (near, far) = tokio::io::duplex(MEM_PIPE_BYTES);
         queue.send(far).await.map_err(|_| refused())?;
-        Ok(Connection { io: Io::Mem(near), peer: Address::mem(name) })
+        Ok(Connection { io: Io::Mem(near), peer: Address::mem(name), _slot: None })
     }
 }
 
 async fn bind_tcp(host: &str, port: u16) -> io::Result<Listener> {
     let listener = TcpListener::bind((host, port)).await?;
     let address = listener.local_addr()?.into();
-    Ok(Listener { accept: Accept::Tcp(listener), address, pause: None })
+    Ok(Listener { accept: Accept::Tcp(listener), address, pause: None, slots: None, slot: None })
 }
 
 fn lock(names: &Names) -> MutexGuard<'_, HashMap<String, mpsc::Sender<DuplexStream>>> {
@@ -132,6 +133,8 @@ pub struct Listener {
     accept: Accept,
     address: Address,
     pause: Option<Pin<Box<tokio::time::Sleep>>>,
+    slots: Option<PollSemaphore>,
+    slot: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Debug)]
@@ -146,12 +149,23 @@ impl Listener {
         &self.address
     }
 
+    /// Keeps at most `connections` (at least one) open at a time; others wait to be accepted.
+    #[must_use]
+    pub fn limit(mut self, connections: usize) -> Self {
+        let slots = Semaphore::new(connections.clamp(1, Semaphore::MAX_PERMITS));
+        self.slots = Some(PollSemaphore::new(Arc::new(slots)));
+        self
+    }
+
     /// The next connection. Failures to accept are logged and survived, so this only waits.
     pub async fn accept(&mut self) -> Connection {
         std::future::poll_fn(|cx| self.poll_accept(cx)).await
     }
 
     fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Connection> {
+        if let (Some(slots), None) = (&mut self.slots, &self.slot) {
+            self.slot = std::task::ready!(slots.poll_acquire(cx));
+        }
         loop {
             if let Some(pause) = &mut self.pause {
                 std::task::ready!(pause.as_mut().poll(cx));
@@ -161,17 +175,21 @@ impl Listener {
                 Accept::Tcp(listener) => {
                     std::task::ready!(listener.poll_accept(cx)).and_then(|(stream, peer)| {
                         stream.set_nodelay(true)?;
-                        Ok(Connection { io: Io::Tcp(stream), peer: peer.into() })
+                        Ok(Connection { io: Io::Tcp(stream), peer: peer.into(), _slot: None })
                     })
                 }
                 Accept::Mem { queue, .. } => match std::task::ready!(queue.poll_recv(cx)) {
-                    Some(stream) => Ok(Connection { io: Io::Mem(stream), peer: self.address.clone() }),
+                    Some(stream) => {
+                        Ok(Connection { io: Io::Mem(stream), peer: self.address.clone(), _slot: None })
+                    }
                     // The sender lives in the registry as long as this listener does.
                     None => return Poll::Pending,
                 },
             };
             match accepted {
-                Ok(connection) => return Poll::Ready(connection),
+                Ok(connection) => {
+                    return Poll::Ready(Connection { _slot: self.slot.take(), ..connection });
+                }
                 Err(error) if is_one_connection(&error) => {}
                 Err(error) => {
                     tracing::warn!(address = %self.address, %error, "accept failed");
@@ -228,6 +246,7 @@ impl axum::serve::Listener for Listener {
 pub struct Connection {
     io: Io,
     peer: Address,
+    _slot: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Debug)]

@@ -3,7 +3,6 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
@@ -14,7 +13,6 @@ use hyper_util::service::TowerToHyperService;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::body::Body;
@@ -223,7 +221,7 @@ async fn report_draining(drain: &Drain, health: &HealthReporter, names: &[&'stat
 }
 
 async fn accept<S>(
-    mut listener: Listener,
+    listener: Listener,
     drain: &Drain,
     options: &ServerOptions,
     metrics: &ServerMetrics,
@@ -232,7 +230,7 @@ async fn accept<S>(
 ) where
     S: Inner + Service<Request<Body>, Future = Answer>,
 {
-    let slots = Arc::new(Semaphore::new(options.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
+    let mut listener = listener.limit(options.max_connections);
     let streams = u32::try_from(options.max_in_flight).unwrap_or(u32::MAX).saturating_add(REFUSABLE_STREAMS);
     let mut http = http2::Builder::new(tasks.clone());
     http.timer(TokioTimer::new())
@@ -244,10 +242,8 @@ async fn accept<S>(
         .max_pending_accept_reset_streams(PENDING_RESETS)
         .max_local_error_reset_streams(LATE_FRAMES);
     loop {
-        let slot = slots.clone().acquire_owned();
-        let next = async { (slot.await, listener.accept().await) };
-        let (slot, connection) = tokio::select! {
-            next = next => next,
+        let connection = tokio::select! {
+            connection = listener.accept() => connection,
             () = drain.stopping() => return,
         };
         let served = serve_connection(http.clone(), connection, drain.clone(), service.clone());
@@ -256,7 +252,6 @@ async fn accept<S>(
             open.inc();
             served.await;
             open.dec();
-            drop(slot);
         });
     }
 }

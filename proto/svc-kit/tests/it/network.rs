@@ -53,6 +53,21 @@ async fn nobody_listening_is_refused() {
 }
 
 #[tokio::test]
+async fn connections_beyond_the_limit_wait_for_one_to_end() {
+    for address in addresses() {
+        let network = Network::new();
+        let mut listener = network.bind(&address).await.unwrap().limit(1);
+        let bound = listener.address().clone();
+        let (_first, _second) =
+            (network.connect(&bound).await.unwrap(), network.connect(&bound).await.unwrap());
+        let served = listener.accept().await;
+        assert!(futures_util::poll!(std::pin::pin!(listener.accept())).is_pending());
+        drop(served);
+        listener.accept().await;
+    }
+}
+
+#[tokio::test]
 async fn names_belong_to_one_network() {
     let address = Address::mem("service");
     let network = Network::new();
