@@ -1,0 +1,12 @@
+//! The router between a scripted discovery and scripted workers, over an in-process network.
+#![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
+
+mod disaggregation;
+mod fake_discovery;
+mod fake_worker;
+mod fleet;
+mod index;
+mod lifecycle;
+mod membership;
+mod reservations;
+mod rig;
