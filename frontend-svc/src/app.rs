@@ -30,6 +30,7 @@ use crate::adapters::workers::GrpcWorkers;
 use crate::config::{Config, Invalid};
 use crate::domain::member::Members;
 use crate::grpc::service::Inference;
+use crate::http::listen::serve;
 use crate::http::server::HttpApi;
 use crate::metrics::Metrics;
 use crate::models::catalogue::Catalogue;
@@ -192,7 +193,9 @@ impl Assembled {
             max_body: config.max_body_bytes,
             started: pipeline.unix_time(),
         };
+        let connections = pipeline.metrics.http_connections.clone();
         let options = ServerOptions {
+            max_connections: config.max_connections,
             // Room beyond the generations, so that their limit is what refuses, in the caller's words.
             max_in_flight: config.max_in_flight.saturating_mul(2),
             token: None,
@@ -211,7 +214,7 @@ impl Assembled {
         let first_model = first_model(pipeline.catalogue_changes(), &self.ready, &registration);
         let (served, ..) = tokio::join!(
             server.serve(grpc, drain.clone()),
-            api.serve(http, drain.clone()),
+            serve(http, api.routes(), drain.clone(), config.max_connections, connections),
             admin,
             watcher.run(drain.clone()),
             registrar.run(drain.clone()),

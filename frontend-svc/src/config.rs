@@ -33,6 +33,8 @@ pub struct Config {
     pub token: Option<Secret>,
     /// Generations in flight before others are refused with 429.
     pub max_in_flight: usize,
+    /// Connections of each API; others wait to be accepted.
+    pub max_connections: usize,
     /// Longest body of an HTTP request, bytes.
     pub max_body_bytes: usize,
     /// Longest wait for the first token when the client names no deadline, seconds.
@@ -61,6 +63,7 @@ impl Default for Config {
             namespace: "default".into(),
             token: None,
             max_in_flight: 4096,
+            max_connections: 16_384,
             max_body_bytes: 16 * 1024 * 1024,
             first_token_seconds: 600,
             between_tokens_seconds: 60,
@@ -85,6 +88,7 @@ impl Config {
     pub fn validate(&self) -> Result<Settings, Invalid> {
         let counts = [
             ("max_in_flight", self.max_in_flight as u64),
+            ("max_connections", self.max_connections as u64),
             ("max_body_bytes", self.max_body_bytes as u64),
             ("first_token_seconds", self.first_token_seconds),
             ("between_tokens_seconds", self.between_tokens_seconds),

@@ -48,6 +48,10 @@ pub struct Metrics {
     pub retries: Counter,
     /// Clients that went away before the end.
     pub disconnects: Counter,
+    /// Streams that ended with an error.
+    pub broken_streams: Counter,
+    /// Open HTTP connections.
+    pub http_connections: Gauge,
     /// Requests refused for the deaths of workers.
     pub refused_fingerprints: Counter,
     /// Requests that a router other than the first had to answer.
@@ -71,6 +75,8 @@ impl Metrics {
             migrations: Family::default(),
             retries: Counter::default(),
             disconnects: Counter::default(),
+            broken_streams: Counter::default(),
+            http_connections: Gauge::default(),
             refused_fingerprints: Counter::default(),
             router_failovers: Counter::default(),
             releases_dropped: Counter::default(),
@@ -90,6 +96,8 @@ impl Metrics {
         let retries = "Refusals after which another worker was asked";
         registry.register("retries", retries, it.retries.clone());
         registry.register("disconnects", "Clients that went away early", it.disconnects.clone());
+        registry.register("broken_streams", "Streams that ended with an error", it.broken_streams.clone());
+        registry.register("http_connections", "Open HTTP connections", it.http_connections.clone());
         let refused = "Requests refused because workers died with equal ones";
         registry.register("refused_fingerprints", refused, it.refused_fingerprints.clone());
         let failovers = "Routers that did not answer, so that another was asked";

@@ -1,12 +1,18 @@
 //! Reads a request's body, up to a limit.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
+use tokio::time::timeout;
+
 use super::error::ApiError;
 use crate::domain::params::Invalid;
 
+/// Time for a whole body: a client that sends slower holds a connection for nothing.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Longer bodies are parsed off the runtime threads: about a millisecond of work.
 const INLINE_BYTES: usize = 64 * 1024;
 
@@ -25,10 +31,14 @@ pub async fn parsed<T: Send + 'static>(
     if declared.is_some_and(|length| length > limit as u64) {
         return Err(too_long());
     }
-    let bytes = match Limited::new(body, limit).collect().await {
-        Ok(collected) => collected.to_bytes(),
-        Err(error) if error.is::<LengthLimitError>() => return Err(too_long()),
+    let bytes = match timeout(PATIENCE, Limited::new(body, limit).collect()).await {
+        Ok(Ok(collected)) => collected.to_bytes(),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_long()),
         Err(_) => {
+            let message = format!("the body did not come within {} s", PATIENCE.as_secs());
+            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", message));
+        }
+        Ok(Err(_)) => {
             return Err(ApiError::new(
                 StatusCode::BAD_REQUEST,
                 "body_incomplete",

@@ -6,8 +6,6 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use armature_svc_kit::call::{Call, RequestId, X_REQUEST_ID};
-use armature_svc_kit::drain::Drain;
-use armature_svc_kit::network::Listener;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -17,6 +15,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use futures_util::{FutureExt as _, stream};
 use http::{HeaderName, HeaderValue, StatusCode, header};
+use prometheus_client::metrics::counter::Counter;
 use serde_json::json;
 use tokio::time::Instant;
 use tracing::Instrument as _;
@@ -61,22 +60,7 @@ impl HttpApi {
             .method_not_allowed_fallback(no_such_method)
             .with_state(self)
     }
-
-    /// Serves until `drain` says stop.
-    pub async fn serve(self, listener: Listener, drain: Drain) {
-        let stopping = drain.clone();
-        let served = axum::serve(listener, self.routes())
-            .with_graceful_shutdown(async move { stopping.stopping().await });
-        tokio::select! {
-            // axum's accept loop does not fail; it ends with the graceful shutdown.
-            _ = served.into_future() => {}
-            () = async { drain.stopping().await; tokio::time::sleep(STOP_GRACE).await; } => {}
-        }
-    }
 }
-
-/// How long open connections may go on after the listener has stopped.
-const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(2);
 
 async fn chat(State(api): State<HttpApi>, request: Request) -> Response {
     answered(&api.clone(), "chat_completions", request, async move |call, request: Request| {
@@ -203,7 +187,13 @@ async fn answer(
     let choices = each as usize * generations.len();
     let answers = Answers::new(generations, each);
     let mut response = if streaming.on {
-        let mut response = Response::new(events(common, answers, choices, streaming.usage));
+        let mut response = Response::new(events(
+            common,
+            answers,
+            choices,
+            streaming.usage,
+            api.pipeline.metrics.broken_streams.clone(),
+        ));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -231,14 +221,19 @@ fn echoes(texts: Vec<Option<String>>, generations: &[Generation]) -> Vec<String>
     texts.into_iter().zip(generations).map(decode).collect()
 }
 
-fn events(common: Common, answers: Answers, choices: usize, usage: bool) -> Body {
-    let state = Some((Events::new(common, choices, usage), answers));
+fn events(common: Common, answers: Answers, choices: usize, usage: bool, broken: Counter) -> Body {
+    let state = Some((Events::new(common, choices, usage), answers, broken));
     Body::from_stream(stream::unfold(state, async |state| {
-        let (mut events, mut answers) = state?;
+        let (mut events, mut answers, broken) = state?;
         let (frame, state) = match answers.next().await? {
-            Ok(Step::Delta { prompt, delta }) => (events.delta(prompt, &delta), Some((events, answers))),
+            Ok(Step::Delta { prompt, delta }) => {
+                (events.delta(prompt, &delta), Some((events, answers, broken)))
+            }
             Ok(Step::Finished(summary)) => (events.end(&summary), None),
-            Err(fault) => (sse::error(&ApiError::from(fault)), None),
+            Err(fault) => {
+                broken.inc();
+                (sse::error(&ApiError::from(fault)), None)
+            }
         };
         Some((Ok::<_, Infallible>(Bytes::from(frame)), state))
     }))

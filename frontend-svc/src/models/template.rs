@@ -9,8 +9,8 @@ use serde::Deserialize;
 use super::template_json::tojson;
 use crate::domain::prompt::Chat;
 
-/// Instructions of one rendering: a loop over a million messages fits, an endless one does not.
-const FUEL: u64 = 50_000_000;
+/// Instructions of one rendering: a loop over a hundred thousand messages fits, an endless one does not.
+const FUEL: u64 = 5_000_000;
 /// Calls within calls.
 const DEPTH: usize = 100;
 /// Longest rendered prompt in bytes, far above what any context length takes.

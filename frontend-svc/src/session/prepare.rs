@@ -150,7 +150,9 @@ pub async fn tokens_of(input: Input, set: &ServedSet, now: ZonedDateTime) -> Res
 
 async fn render(chat: Chat, set: &ServedSet, now: ZonedDateTime) -> Result<String, Fault> {
     let template = set.template.clone();
-    let long = chat.messages.iter().map(|it| it.content.len()).sum::<usize>() > INLINE_BYTES;
+    let length: usize = chat.messages.iter().map(|it| it.content.len()).sum();
+    // Variables may make a template do more than its messages ask for.
+    let long = length > INLINE_BYTES || !chat.variables.is_empty();
     let rendered = off_runtime(long, move || template.render(&chat, now)).await?;
     rendered.map_err(|error| match error {
         RenderError::NoTemplate => Fault::invalid("messages", error.to_string()),

@@ -17,6 +17,19 @@ fn client(harness: &Harness) -> InferenceServiceClient<Channel> {
     InferenceServiceClient::new(channels.to(&Address::mem("grpc")))
 }
 
+/// The account of a plain request.
+pub(crate) async fn finished(harness: &Harness) -> wire::Finished {
+    let mut stream = client(harness).generate(ask()).await.unwrap().into_inner();
+    let mut last = None;
+    while let Some(message) = stream.next().await {
+        last = message.unwrap().event;
+    }
+    match last {
+        Some(Event::Finished(finished)) => finished,
+        other => panic!("{other:?}"),
+    }
+}
+
 fn ask() -> wire::GenerateRequest {
     wire::GenerateRequest {
         model: MODEL.into(),
@@ -98,12 +111,7 @@ async fn wrong_parameters_are_field_violations() {
 async fn migrations_are_told() {
     let dying = Script { dies_after: Some(2), ..says("Hello") };
     let harness = Harness::start(Setup { workers: vec![dying, says("Hello")], ..Setup::default() }).await;
-    let mut stream = client(&harness).generate(ask()).await.unwrap().into_inner();
-    let mut last = None;
-    while let Some(message) = stream.next().await {
-        last = message.unwrap().event;
-    }
-    let Some(Event::Finished(finished)) = last else { panic!("{last:?}") };
+    let finished = finished(&harness).await;
     assert_eq!((finished.migrations, finished.migrated_inexact), (1, false));
 }
 

@@ -159,3 +159,35 @@ async fn another_error_is_not_tried_elsewhere() {
     assert_eq!(answer.status, 400);
     assert!(harness.workers[1].asked().is_empty());
 }
+
+#[tokio::test]
+async fn a_move_to_another_compatibility_key_is_told() {
+    use armature_contracts::discovery::v1::Component;
+    use armature_contracts::kv::v1::KvLayout;
+    use prost::Message as _;
+    let dying = Script { dies_after: Some(2), ..says(TEXT) };
+    let harness = workers(vec![dying, says(TEXT)]).await;
+    let mut other = crate::harness::card(&harness.discovery, MODEL);
+    other.layout = Some(KvLayout { compat_key: bytes::Bytes::from_static(b"other"), ..Default::default() });
+    let digest = harness.discovery.store(other.encode_to_vec());
+    harness.discovery.put(crate::harness::instance(0xa2, Component::Worker, "worker-a2", digest));
+    // A name of its own for the second card, to see that it has arrived.
+    let mut marked = other.clone();
+    marked.aliases = vec!["arrived".into()];
+    let digest = harness.discovery.store(marked.encode_to_vec());
+    harness.discovery.put(crate::harness::instance(0xa2, Component::Worker, "worker-a2", digest));
+    harness.listed("arrived").await;
+    let finished = crate::grpc::finished(&harness).await;
+    assert_eq!((finished.migrations, finished.migrated_inexact), (1, true));
+}
+
+#[tokio::test]
+async fn a_worker_that_cannot_be_reached_costs_no_budget_and_is_no_death() {
+    let harness = workers(vec![says(TEXT), says(TEXT)]).await;
+    harness.router().workers.lock().unwrap().insert(0, (0xaf, "mem:nobody".into()));
+    for _ in 0..50 {
+        let answer = harness.client().await.post("/v1/chat/completions", &ask(false, 1)).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    assert!(harness.metrics().await.contains("armature_frontend_retries_total 0"));
+}

@@ -1,0 +1,61 @@
+//! HTTP/1.1 connections: a bounded number, none held open by a client that says nothing, all of them over when the service is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use armature_svc_kit::drain::Drain;
+use armature_svc_kit::network::{Connection, Listener};
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// Time for the head of a request, and of an idle connection until the next one.
+const HEAD: Duration = Duration::from_secs(75);
+/// How long open connections may go on after the listener has stopped.
+const STOP_GRACE: Duration = Duration::from_secs(2);
+
+/// Serves `routes` until `drain` says stop. At most `limit` connections are open; others wait to be accepted. Dropping the future cuts
+/// all of them.
+pub async fn serve(mut listener: Listener, routes: Router, drain: Drain, limit: usize, open: Gauge) {
+    let slots = Arc::new(Semaphore::new(limit.clamp(1, Semaphore::MAX_PERMITS)));
+    let mut connections = JoinSet::new();
+    loop {
+        let next = async { (slots.clone().acquire_owned().await, listener.accept().await) };
+        let (slot, connection) = tokio::select! {
+            next = next => next,
+            Some(_) = connections.join_next(), if !connections.is_empty() => continue,
+            () = drain.stopping() => break,
+        };
+        let (routes, drain, open) = (routes.clone(), drain.clone(), open.clone());
+        connections.spawn(async move {
+            open.inc();
+            serve_one(connection, routes, drain).await;
+            open.dec();
+            drop(slot);
+        });
+    }
+    // What is left after it is cut when the set is dropped.
+    let _ = timeout(STOP_GRACE, async { while connections.join_next().await.is_some() {} }).await;
+}
+
+async fn serve_one(connection: Connection, routes: Router, drain: Drain) {
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD);
+    let served = builder.serve_connection(TokioIo::new(connection), TowerToHyperService::new(routes));
+    let mut served = std::pin::pin!(served);
+    let result = tokio::select! {
+        result = served.as_mut() => result,
+        () = drain.stopping() => {
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "connection ended");
+    }
+}
