@@ -21,6 +21,7 @@ pub struct Instance {
     #[prost(enumeration = "InstanceStatus", tag = "6")]
     pub status: i32,
     /// Grows when a worker moves between replicas; readers merge by instance_id, highest epoch wins.
+    /// In Register: the last one granted, or 0; the one granted is greater, or equal while the same replica holds the lease.
     #[prost(uint64, tag = "7")]
     pub lease_epoch: u64,
     /// Free labels, for constraints; at most 64 entries of at most 256 bytes.
@@ -628,6 +629,8 @@ pub mod discovery_service_client {
         }
         /// A snapshot, then ordered deltas. A client MUST accept a snapshot at any time, by which it replaces its state (after a doubt, or when it
         /// was too slow). With from_revision of this server's epoch the snapshot is left out when the deltas since are still at hand.
+        /// A client that has a view SHOULD pass its from_revision and epoch to any server: one that is still recovering (just started, or its
+        /// backend was away) then tells it by deltas who is here, and sends the snapshot, which replaces the rest, when it has recovered.
         pub async fn watch(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchRequest>,
@@ -878,6 +881,8 @@ pub mod discovery_service_server {
             + 'static;
         /// A snapshot, then ordered deltas. A client MUST accept a snapshot at any time, by which it replaces its state (after a doubt, or when it
         /// was too slow). With from_revision of this server's epoch the snapshot is left out when the deltas since are still at hand.
+        /// A client that has a view SHOULD pass its from_revision and epoch to any server: one that is still recovering (just started, or its
+        /// backend was away) then tells it by deltas who is here, and sends the snapshot, which replaces the rest, when it has recovered.
         async fn watch(
             &self,
             request: tonic::Request<super::WatchRequest>,
