@@ -21,19 +21,56 @@ const TOMBSTONE: Duration = Duration::from_secs(600);
 #[derive(Clone, Debug)]
 enum Step {
     Pass(u64),
-    Register { id: u64, replica: usize },
-    Attach { id: u64, replica: usize },
-    Heartbeat { id: u64, replica: usize },
-    Detach { id: u64, replica: usize },
-    Publish { id: u64, status: Status },
-    Deregister { id: u64 },
-    Renew { replica: usize },
-    Deliver { replica: usize },
-    Resync { replica: usize },
-    Cut { replica: usize },
+    Register {
+        id: u64,
+        replica: usize,
+    },
+    Attach {
+        id: u64,
+        replica: usize,
+    },
+    Heartbeat {
+        id: u64,
+        replica: usize,
+    },
+    Detach {
+        id: u64,
+        replica: usize,
+    },
+    Publish {
+        id: u64,
+        status: Status,
+    },
+    Deregister {
+        id: u64,
+    },
+    /// Everybody registers and attaches.
+    Fill {
+        replica: usize,
+    },
+    /// Every stream ends.
+    Crash {
+        replica: usize,
+    },
+    Renew {
+        replica: usize,
+    },
+    Deliver {
+        replica: usize,
+    },
+    Resync {
+        replica: usize,
+    },
+    Cut {
+        replica: usize,
+    },
     Wipe,
-    Read { replica: usize },
-    Resume { replica: usize },
+    Read {
+        replica: usize,
+    },
+    Resume {
+        replica: usize,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -48,6 +85,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (id(), replica()).prop_map(|(id, replica)| Step::Detach { id, replica }),
         2 => (id(), status).prop_map(|(id, status)| Step::Publish { id, status }),
         1 => id().prop_map(|id| Step::Deregister { id }),
+        2 => replica().prop_map(|replica| Step::Fill { replica }),
+        2 => replica().prop_map(|replica| Step::Crash { replica }),
         3 => replica().prop_map(|replica| Step::Renew { replica }),
         8 => replica().prop_map(|replica| Step::Deliver { replica }),
         1 => replica().prop_map(|replica| Step::Resync { replica }),
@@ -328,6 +367,19 @@ impl World {
                     self.fenced.insert(InstanceId(id), now);
                 }
                 self.publish();
+            }
+            Step::Fill { replica } => {
+                for id in 1..=6 {
+                    self.run(Step::Register { id, replica });
+                    self.run(Step::Attach { id, replica });
+                }
+                self.deliver(replica, usize::MAX);
+            }
+            Step::Crash { replica } => {
+                let streams: Vec<_> = self.replicas[replica].streams.clone().into_iter().collect();
+                for ((id, _), open) in streams {
+                    (0..open).for_each(|_| self.run(Step::Detach { id: id.0, replica }));
+                }
             }
             Step::Renew { replica } => {
                 let it = &mut self.replicas[replica];
