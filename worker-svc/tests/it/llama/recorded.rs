@@ -34,12 +34,17 @@ pub(crate) const TOKEN_IDS: &[(&str, &[u32])] = &[
     ("<|im_end|><|endoftext|> <repo_name>x", &[2, 0, 216, 3, 104]),
 ];
 
-/// The greedy answer to "What is the capital of France?" under the model's own template: the same
-/// from candle's kernels and from vLLM in f32. "The capital of France is Paris.", end of message.
-pub(crate) const CAPITAL_OF_FRANCE: [u32; 8] = [504, 3575, 282, 4649, 314, 7042, 30, 2];
-
 /// "What is the capital of France?" in the model's own template, with its default system prompt.
 pub(crate) const QUESTION: &[u32] = &[
     1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182,
     2, 198, 1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198,
+];
+
+/// After so many tokens of the question: the likeliest tokens and the logarithms of their
+/// probabilities, from llama.cpp.
+pub(crate) const LOG_PROBABILITIES: &[(usize, &[(usize, f64)])] = &[
+    (11, &[(9337, -1.24), (95, -1.81), (1433, -1.91)]),
+    (16, &[(253, -1.29), (260, -1.54), (1205, -2.97)]),
+    (20, &[(198, -0.04)]),
+    (37, &[(60, -1.85), (504, -2.01), (15319, -2.41)]),
 ];

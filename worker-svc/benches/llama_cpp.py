@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Speed of llama.cpp (PyPI: xllamacpp) on one thread: prefill of 512 tokens, decode after them.
+
+    python3 -m venv .venv && .venv/bin/pip install xllamacpp
+    .venv/bin/python worker-svc/benches/llama_cpp.py [MODEL.gguf] [--with-engine]
+
+With --with-engine the engine's own benchmark runs next, on the same file, and the ratio is printed.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import urllib.request
+
+PROMPT, DECODE, REPEATS = 512, 64, 3
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def llama_cpp(model):
+    """Best of a few runs: tokens per second of prefill and of decode."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(model)
+    params.n_ctx = 2 * PROMPT
+    params.n_parallel = 1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.port = free_port()
+    params.verbosity = 0
+    server = xllamacpp.Server(params)
+    timings = []
+    for repeat in range(REPEATS):
+        prompt = [17 + (i * 7919 + repeat) % 40000 for i in range(PROMPT)]
+        body = {"prompt": prompt, "n_predict": DECODE, "cache_prompt": False, "temperature": 0, "ignore_eos": True}
+        request = urllib.request.Request(
+            f"{server.listening_address}/completion",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        timings.append(json.loads(urllib.request.urlopen(request).read())["timings"])
+    return (max(t["prompt_per_second"] for t in timings), max(t["predicted_per_second"] for t in timings))
+
+
+def engine(model):
+    """Median tokens per second of prefill and of decode, from `cargo bench`."""
+    command = ["cargo", "bench", "-p", "armature-worker", "--bench", "llama", "--", "prefill_512|decode_batch_1"]
+    env = {**os.environ, "ARMATURE_MODEL": str(model)}
+    output = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
+    rates = {}
+    for name, rate, kilo in re.findall(r"llama/(\w+)\s.*?thrpt:\s*\[\S+ \S+ (\S+) (K?)elem/s", output, re.S):
+        rates[name] = float(rate) * (1000 if kilo else 1)
+    return rates["prefill_512"], rates["decode_batch_1"]
+
+
+def main():
+    usual = pathlib.Path.home() / ".cache/armature/models/smollm2-135m-instruct-q4_1.gguf"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=pathlib.Path, default=os.environ.get("ARMATURE_MODEL", usual))
+    parser.add_argument("--with-engine", action="store_true", help="also run the engine and print the ratio")
+    arguments = parser.parse_args()
+    model = pathlib.Path(arguments.model).resolve(strict=True)
+    theirs = llama_cpp(model)
+    print(f"llama.cpp: prefill {theirs[0]:.1f} tok/s, decode {theirs[1]:.1f} tok/s")
+    if arguments.with_engine:
+        ours = engine(model)
+        print(f"llama:     prefill {ours[0]:.1f} tok/s, decode {ours[1]:.1f} tok/s")
+        print(f"ratio:     prefill {ours[0] / theirs[0]:.2f}, decode {ours[1] / theirs[1]:.2f}")
+
+
+if __name__ == "__main__":
+    main()
