@@ -32,11 +32,11 @@ fn visit(kv: &mut KvStore, root: &Arc<CacheRoot>, tokens: &[u32], hash: u64, now
     if !kv.reserve(&table, tokens.len() - matched, 0, true, now) {
         return matched;
     }
-    for index in matched..tokens.len() {
+    for (index, token) in tokens.iter().enumerate().skip(matched) {
         let block = kv.take_promised(now);
         let parent = index.checked_sub(1).map(|above| table[above]);
         let label = SequenceHash(hash + index as u64);
-        let inserted = kv.cache_block(root, parent, Arc::from([tokens[index]]), block, label, now);
+        let inserted = kv.cache_block(root, parent, Arc::from([*token]), block, label, now);
         assert_eq!(inserted, Inserted::New);
         table.push(block);
     }

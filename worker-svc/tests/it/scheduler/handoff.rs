@@ -5,7 +5,8 @@ use std::sync::Arc;
 use armature_worker::domain::request::{Failure, FinishReason, Refusal, RequestKind};
 use armature_worker::domain::scheduler::{Fallback, LandingError};
 
-use super::world::{World, config, prompt, sampled};
+use super::oracle::{config, prompt, sampled};
+use super::world::World;
 
 fn landing(
     world: &mut World,
@@ -65,6 +66,25 @@ fn only_the_missing_range_is_asked_for_and_landed_blocks_are_reused() {
     world.finish_everything();
     assert_eq!(world.clients[&id].usage.unwrap().cached, 28);
     assert_eq!(world.clients[&id].usage.unwrap().transferred, 2);
+}
+
+#[test]
+fn landed_blocks_are_cached_and_told_only_when_the_transfer_is_committed() {
+    let mut world = World::new(config(64, 4));
+    let id = landing(&mut world, 30, 2, 20);
+    world.run();
+    while world.landings() == [id] && world.clients[&id].generated[&0].len() < 10 {
+        world.advance_landing(id, true, true);
+        let is_committed = world.landings().is_empty();
+        assert_eq!(world.scheduler.kv_events().present() > 0, is_committed);
+        if !is_committed {
+            world.steps(3);
+            assert_eq!(world.scheduler.kv_events().present(), 0, "decoding alone caches nothing");
+        }
+    }
+    assert!(world.scheduler.kv_events().present() >= 7, "the full blocks of the prompt");
+    world.finish_everything();
+    world.assert_outputs();
 }
 
 #[test]

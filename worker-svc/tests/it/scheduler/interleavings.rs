@@ -8,7 +8,8 @@ use armature_worker::domain::request::{Priority, RequestKind, ResumedChoice};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::world::{World, config, oracle, prompt, root};
+use super::oracle::{config, oracle, prompt, root};
+use super::world::World;
 
 #[derive(Debug, Clone)]
 struct NewRequest {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use armature_worker::domain::request::{FinishReason, Priority, Refusal, ResumedChoice};
 
-use super::world::{World, config, prompt, root};
+use super::oracle::{config, prompt, root};
+use super::world::World;
 
 #[test]
 fn a_request_gets_its_tokens_and_leaves_only_cached_blocks() {

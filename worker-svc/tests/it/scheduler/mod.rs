@@ -3,4 +3,7 @@
 mod handoff;
 mod interleavings;
 mod local;
+mod oracle;
+mod peer;
+mod quiescence;
 mod world;
