@@ -44,3 +44,30 @@ async fn metrics_show_instances_watchers_and_every_bound() {
         assert!(metrics.contains(line), "{line} is not in {metrics}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_mass_loss_rings_until_everybody_is_back() {
+    let fleet = Fleet::new();
+    let config = Config { admin: Some(Address::mem("admin")), ..Fleet::config("discovery") };
+    let server = fleet.serve(config).await;
+    let client = server.client();
+    let mut leases = Vec::new();
+    for id in 1..=3 {
+        leases.push(Lease::open(&client, &router(id)).await);
+    }
+    pass(31).await;
+    let alarm = async |state: u8| {
+        let line = format!("armature_discovery_mass_loss{{component=\"router\"}} {state}");
+        page(&fleet.network, server.admin(), "/metrics").await.contains(&line)
+    };
+    assert!(alarm(0).await);
+    leases.clear();
+    pass(7).await;
+    assert!(alarm(1).await);
+    for id in 1..=3 {
+        assert!(alarm(1).await, "{id} is not back yet");
+        leases.push(Lease::open(&client, &router(id)).await);
+        pass(1).await;
+    }
+    assert!(alarm(0).await);
+}
