@@ -71,11 +71,12 @@ async fn without_a_stream_doubt_keeps_it_until_a_heartbeat_clears_it() {
 async fn a_deregistered_id_is_fenced_for_ten_minutes() {
     let server = Fleet::new().serve(Fleet::config("discovery")).await;
     let mut client = server.client();
-    let _lease = Lease::open(&client, &router(1)).await;
+    let lease = Lease::open(&client, &router(1)).await;
     let mut view = View::open(&client).await;
     view.until_ids(&[1]).await;
     client.deregister(DeregisterRequest { instance_id: 1 }).await.unwrap();
     view.until_ids(&[]).await;
+    drop(lease);
     pass(598).await;
     assert_eq!(register(&mut client, &router(1)).await.unwrap_err().reason, Reason::InstanceFenced);
     let status = SetStatusRequest { instance_id: 1, status: InstanceStatus::Ready.into() };
