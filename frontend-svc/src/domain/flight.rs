@@ -161,6 +161,11 @@ impl Flight {
         self.legs.remove(&leg);
     }
 
+    /// The worker of an open leg.
+    pub fn worker(&self, leg: LegId) -> Option<WorkerRank> {
+        self.legs.get(&leg)?.worker
+    }
+
     /// The worker of each open leg.
     pub fn workers(&self) -> impl Iterator<Item = (LegId, WorkerRank)> + '_ {
         self.legs.iter().filter_map(|(id, leg)| Some((*id, leg.worker?)))

@@ -1,6 +1,5 @@
 //! HTTP/1.1 connections: a bounded number, none held open by a client that says nothing, all of them over when the service is.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use armature_svc_kit::drain::Drain;
@@ -10,7 +9,6 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -21,13 +19,12 @@ const STOP_GRACE: Duration = Duration::from_secs(2);
 
 /// Serves `routes` until `drain` says stop. At most `limit` connections are open; others wait to be accepted. Dropping the future cuts
 /// all of them.
-pub async fn serve(mut listener: Listener, routes: Router, drain: Drain, limit: usize, open: Gauge) {
-    let slots = Arc::new(Semaphore::new(limit.clamp(1, Semaphore::MAX_PERMITS)));
+pub async fn serve(listener: Listener, routes: Router, drain: Drain, limit: usize, open: Gauge) {
+    let mut listener = listener.limit(limit);
     let mut connections = JoinSet::new();
     loop {
-        let next = async { (slots.clone().acquire_owned().await, listener.accept().await) };
-        let (slot, connection) = tokio::select! {
-            next = next => next,
+        let connection = tokio::select! {
+            connection = listener.accept() => connection,
             Some(_) = connections.join_next(), if !connections.is_empty() => continue,
             () = drain.stopping() => break,
         };
@@ -36,7 +33,6 @@ pub async fn serve(mut listener: Listener, routes: Router, drain: Drain, limit: 
             open.inc();
             serve_one(connection, routes, drain).await;
             open.dec();
-            drop(slot);
         });
     }
     // What is left after it is cut when the set is dropped.

@@ -195,3 +195,101 @@ fn ready<T>(loaded: Option<&Loaded<T>>, what: &str) -> Result<Arc<T>, Arc<str>> 
         Some(Loaded::Loading) | None => Err(format!("its {what} is being loaded").into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::domain::member::Member;
+
+    const VOCABULARY: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "decoder": null, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}"#;
+
+    fn digest(byte: u8) -> Digest {
+        Digest(vec![byte].into())
+    }
+
+    fn card(byte: u8, weight: f32) -> Card {
+        Card {
+            names: vec!["m".into(), format!("m-{byte}")],
+            set: SetKey { model: digest(byte), tokenizer: digest(1), template: digest(2) },
+            context_length: 100 + u32::from(byte),
+            block_size: 16,
+            vocabulary: 0,
+            max_logprobs: None,
+            end_tokens: Vec::new(),
+            decodes: true,
+            compat_key: digest(byte),
+            weight,
+        }
+    }
+
+    fn shelf(cards: Vec<Card>) -> Shelf {
+        let mut shelf = Shelf::default();
+        for (i, card) in (10..).zip(cards) {
+            shelf.cards.insert(digest(i), Loaded::Ready(Arc::new(card)));
+        }
+        let tokenizer = ModelTokenizer::parse(VOCABULARY.as_bytes()).unwrap();
+        shelf.tokenizers.insert(digest(1), Loaded::Ready(Arc::new(tokenizer)));
+        shelf.templates.insert(digest(2), Loaded::Ready(Arc::new(ChatTemplate::parse(b"{}").unwrap())));
+        shelf
+    }
+
+    fn members(workers: &[(u64, u8, Status)]) -> Members {
+        let member = |id: u64, kind, status, card| Member {
+            id: InstanceId(id),
+            kind,
+            status,
+            address: String::new(),
+            card,
+        };
+        let mut members: Members = workers
+            .iter()
+            .map(|(id, card, status)| (InstanceId(*id), member(*id, Kind::Worker, *status, digest(*card))))
+            .collect();
+        members.insert(InstanceId(99), member(99, Kind::Router, Status::Ready, Digest::default()));
+        members
+    }
+
+    #[test]
+    fn a_name_with_two_sets_is_listed_once_and_shared_by_weight() {
+        let shelf = shelf(vec![card(7, 1.0), card(8, 3.0)]);
+        let catalogue = Catalogue::new(&members(&[(1, 10, Status::Ready), (2, 11, Status::Ready)]), &shelf);
+        assert_eq!(catalogue.names().map(|(name, _)| name).collect::<Vec<_>>(), ["m", "m-7", "m-8"]);
+        let chosen = |draw| catalogue.find("m", draw).unwrap().key.model.clone();
+        assert_eq!(chosen(0.0), digest(7));
+        assert_eq!(chosen(0.24), digest(7));
+        assert_eq!(chosen(0.26), digest(8));
+        assert_eq!(chosen(0.999_999), digest(8));
+        assert_eq!(catalogue.find("m-8", 0.0).unwrap().context_length, 108);
+    }
+
+    #[test]
+    fn only_what_can_decode_now_is_there() {
+        let shelf = shelf(vec![card(7, 1.0), Card { decodes: false, ..card(8, 1.0) }]);
+        let found =
+            |workers: &[(u64, u8, Status)]| Catalogue::new(&members(workers), &shelf).find("m", 0.0).is_ok();
+        assert!(found(&[(1, 10, Status::Suspect)]));
+        assert!(!found(&[(1, 10, Status::Draining)]));
+        assert!(!found(&[(1, 10, Status::Starting)]));
+        assert!(!found(&[(1, 11, Status::Ready)]));
+        let draining = Catalogue::new(&members(&[(1, 10, Status::Draining)]), &shelf);
+        assert!(draining.knows(InstanceId(1)) && !draining.knows(InstanceId(2)));
+        assert_eq!(draining.compat_key(InstanceId(1)), Some(&digest(7)));
+    }
+
+    #[test]
+    fn a_model_whose_artifact_is_missing_says_why() {
+        let mut shelf = shelf(vec![card(7, 1.0)]);
+        let members = members(&[(1, 10, Status::Ready)]);
+        for (loaded, word) in [(Some(Loaded::Broken("it is torn".into())), "torn"), (None, "being loaded")] {
+            shelf.tokenizers.remove(&digest(1));
+            shelf.tokenizers.extend(loaded.map(|it| (digest(1), it)));
+            let catalogue = Catalogue::new(&members, &shelf);
+            let fault = catalogue.find("m", 0.0).unwrap_err();
+            assert_eq!(fault.reason, Reason::NoWorkers);
+            assert!(fault.message.contains(word), "{fault}");
+            assert!(!catalogue.routable());
+        }
+    }
+}

@@ -35,7 +35,9 @@ pub struct Generation {
     legs: StreamMap<LegId, LegStream>,
     catalogue: watch::Receiver<Arc<Catalogue>>,
     ready: VecDeque<Delta>,
-    opened: Option<Opened>,
+    /// Of the leg that was admitted first; until then, of the last one placed.
+    opened: Opened,
+    /// Of the worker that was admitted first; `Some(None)` when it is not known.
     compat_key: Option<Option<Digest>>,
     /// Workers of this request that were in the view at some time: only those can leave it.
     seen: BTreeSet<InstanceId>,
@@ -67,7 +69,7 @@ impl Generation {
             legs: StreamMap::new(),
             catalogue: pipeline.outside.catalogue.clone(),
             ready: VecDeque::new(),
-            opened: None,
+            opened: Opened::default(),
             compat_key: None,
             seen: BTreeSet::new(),
             summary: Summary { prompt_tokens, ..Summary::default() },
@@ -94,7 +96,7 @@ impl Generation {
 
     /// Who runs it.
     pub fn opened(&self) -> Opened {
-        self.opened.clone().unwrap_or_default()
+        self.opened.clone()
     }
 
     /// What comes next; `None` after the summary or an error.
@@ -167,7 +169,7 @@ impl Generation {
         match event {
             LegEvent::Placed(decision) => self.placed(leg, &decision),
             LegEvent::Worker(WorkerEvent::Started { cached_tokens }) => {
-                self.flight.admitted(leg);
+                self.admitted(leg);
                 self.summary.phases = Phases { cached: cached_tokens, ..Phases::default() };
             }
             LegEvent::Worker(WorkerEvent::Tokens { choice, position, tokens, end }) => {
@@ -189,23 +191,30 @@ impl Generation {
     fn placed(&mut self, leg: LegId, decision: &Decision) {
         let worker = decision.decode.worker;
         self.flight.placed(leg, worker);
-        let key = self.catalogue.borrow().compat_key(worker.instance).cloned();
         if self.catalogue.borrow().knows(worker.instance) {
             self.seen.insert(worker.instance);
         }
+        if self.compat_key.is_none() {
+            self.opened = Opened {
+                decode_worker: worker.instance.to_string(),
+                prefill_worker: decision
+                    .prefill
+                    .first()
+                    .map(|it| it.worker.instance.to_string())
+                    .unwrap_or_default(),
+                decision_id: decision.decision_id.clone(),
+            };
+        }
+    }
+
+    fn admitted(&mut self, leg: LegId) {
+        self.flight.admitted(leg);
+        let Some(worker) = self.flight.worker(leg) else { return };
+        let key = self.catalogue.borrow().compat_key(worker.instance).cloned();
         let first = self.compat_key.get_or_insert_with(|| key.clone());
         // Keys that are not known are not equal.
         let exact = first.is_some() && *first == key;
         self.summary.migrated_inexact |= self.flight.migrations() > 0 && !exact;
-        self.opened.get_or_insert_with(|| Opened {
-            decode_worker: worker.instance.to_string(),
-            prefill_worker: decision
-                .prefill
-                .first()
-                .map(|it| it.worker.instance.to_string())
-                .unwrap_or_default(),
-            decision_id: decision.decision_id.clone(),
-        });
     }
 
     fn tokens(

@@ -192,3 +192,13 @@ async fn text_parts_and_ids_of_the_caller() {
     assert!(String::from_utf8(text).unwrap().contains("one\ntwo"));
     assert!(request.prompt_token_ids.contains(&END));
 }
+
+#[tokio::test]
+async fn a_stop_string_ends_one_choice_and_the_others_go_on() {
+    let script = Script { numbered: true, ..says(" goes on") };
+    let harness = Harness::start(Setup { workers: vec![script], ..Setup::default() }).await;
+    let body = harness.client().await.post(PATH, &ask(json!({"n": 2, "stop": "1 g"}))).await.json();
+    let texts: Vec<_> = (0..2).map(|i| body["choices"][i]["message"]["content"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["0 goes on", ""]);
+    assert_eq!(body["usage"]["completion_tokens"], "0 goes on".len() + 1 + "1 g".len());
+}

@@ -124,6 +124,7 @@ async fn a_refusal_is_tried_elsewhere_at_most_three_times() {
     let harness = workers(vec![refusing(), refusing(), refusing(), says(TEXT)]).await;
     let answer = harness.client().await.post("/v1/chat/completions", &ask(false, 1)).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(answer.headers["x-armature-decode-worker"], "00000000000000a4");
     assert!(harness.metrics().await.contains("armature_frontend_retries_total 3"));
 
     let harness = workers(vec![refusing(), refusing(), refusing(), refusing(), says(TEXT)]).await;

@@ -69,3 +69,19 @@ async fn ready_once_a_model_can_be_routed() {
     }
     assert_eq!(admin.get("/readyz").await.status, 200);
 }
+
+#[tokio::test]
+async fn an_artifact_that_comes_late_is_fetched_then() {
+    let harness = Harness::start(Setup::default()).await;
+    let card = armature_contracts::discovery::v1::ModelCard {
+        model_digest: Bytes::from_static(&[6; 32]),
+        ..card(&harness.discovery, "late")
+    };
+    let bytes = card.encode_to_vec();
+    let digest = Bytes::copy_from_slice(blake3::hash(&bytes).as_bytes());
+    harness.discovery.put(instance(0xc3, Component::Worker, "elsewhere", digest));
+    // The view names the card before the store has it.
+    assert_eq!(harness.client().await.get("/v1/models/late").await.status, 404);
+    harness.discovery.store(bytes);
+    harness.listed("late").await;
+}
