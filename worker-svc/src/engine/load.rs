@@ -51,8 +51,8 @@ pub fn load(config: &Config, weights: &WeightStore) -> Result<Loaded, EngineStar
             let engine = llama::load(path, &options, weights)
                 .map_err(|source| EngineStartError::Model { path: path.display().to_string(), source })?;
             Ok(Loaded {
-                tokenizer: Vec::new(),
-                template: Vec::new(),
+                tokenizer: engine.tokenizer_json().to_vec(),
+                template: engine.template_json().to_vec(),
                 engine: Box::new(engine),
             })
         }
