@@ -9,6 +9,8 @@ pub mod eligibility;
 pub mod kv;
 pub mod least_loaded;
 pub mod pin;
+#[cfg(test)]
+mod properties;
 pub mod round_robin;
 pub mod terms;
 
