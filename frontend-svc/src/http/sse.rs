@@ -155,3 +155,69 @@ fn event(frame: &mut Vec<u8>, data: &impl Serialize) {
     }
     frame.extend_from_slice(b"\n\n");
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::domain::text::Finish;
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    fn events(api: Api, choices: usize) -> Events {
+        let vocabulary = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": null, "post_processor": null, "decoder": null, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}"#;
+        let common = Common {
+            api,
+            id: "id".into(),
+            created: 1,
+            model: "m\n\"".into(),
+            fingerprint: "fp".into(),
+            tokenizer: Arc::new(ModelTokenizer::parse(vocabulary.as_bytes()).unwrap()),
+            logprobs: false,
+            echo: Vec::new(),
+        };
+        Events::new(common, choices, true)
+    }
+
+    /// The events of a frame, as a client reads them.
+    fn read(frame: &[u8]) -> Vec<Value> {
+        let text = std::str::from_utf8(frame).unwrap();
+        text.split_terminator("\n\n")
+            .map(|it| serde_json::from_str(it.strip_prefix("data: ").unwrap()).unwrap())
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_arrives(pieces in prop::collection::vec((0_u32..3, ".{0,8}"), 0..12), chat: bool) {
+            let mut events = events(if chat { Api::Chat } else { Api::Text }, 3);
+            let mut sent = vec![String::new(); 3];
+            let mut seen = sent.clone();
+            for (choice, text) in pieces {
+                sent[choice as usize].push_str(&text);
+                let delta = Delta { choice, text, tokens: Vec::new(), finish: None };
+                for event in read(&events.delta(0, &delta)) {
+                    let choice = &event["choices"][0];
+                    let text = choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap();
+                    seen[choice["index"].as_u64().unwrap() as usize].push_str(text);
+                    prop_assert_eq!(&event["usage"], &Value::Null);
+                }
+            }
+            prop_assert_eq!(seen, sent);
+        }
+    }
+
+    #[test]
+    fn the_end_has_its_reason_and_the_usage() {
+        let mut events = events(Api::Chat, 1);
+        let delta = Delta { choice: 0, text: "x".into(), tokens: Vec::new(), finish: Some(Finish::Length) };
+        let read_back = read(&events.delta(0, &delta));
+        let reasons: Vec<_> = read_back.iter().map(|it| it["choices"][0]["finish_reason"].clone()).collect();
+        assert_eq!(reasons, [Value::Null, Value::Null, "length".into()]);
+        let end = events.end(&Summary { prompt_tokens: 2, completion_tokens: 3, ..Summary::default() });
+        let (usage, done) = end.split_at(end.len() - b"data: [DONE]\n\n".len());
+        assert_eq!(done, b"data: [DONE]\n\n");
+        assert_eq!(read(usage)[0]["usage"]["total_tokens"], 5);
+    }
+}

@@ -8,6 +8,7 @@ mod completions;
 mod fake_discovery;
 mod fake_router;
 mod fake_worker;
+mod garbage;
 mod grpc;
 mod harness;
 mod limits;
