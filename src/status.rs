@@ -38,8 +38,7 @@ fn print(text: &str) {
 /// The workers as a table, then what the router does with them.
 pub(crate) fn text(workers: &[WorkerView], policy: &str) -> String {
     let rows: Vec<Vec<String>> = workers.iter().map(row).collect();
-    let tail = format!("{} workers, policy {policy}\n", workers.len());
-    table(&HEAD, &rows) + &tail
+    table(&HEAD, &rows) + &format!("{} workers, policy {policy}\n", workers.len())
 }
 
 fn row(worker: &WorkerView) -> Vec<String> {

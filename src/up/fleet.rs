@@ -121,17 +121,19 @@ impl Fleet {
             if let Some(lost) = self.workers.iter().find(|worker| worker.task.is_finished()) {
                 bail!("{} ended while starting: see the log above (RUST_LOG=info says more)", lost.name);
             }
-            let ready = self.workers().await.iter().filter(|worker| worker.status == "READY").count();
+            let (workers, _) = self.workers().await;
+            let ready = workers.iter().filter(|worker| worker.status == "READY" && worker.index_known).count();
             if ready == self.workers_wanted && self.frontend_ready.get() {
                 return Ok(());
             }
         }
     }
 
-    /// The workers as the router sees them.
-    pub(super) async fn workers(&self) -> Vec<WorkerView> {
+    /// The workers as the router sees them, and its policy.
+    pub(super) async fn workers(&self) -> (Vec<WorkerView>, String) {
         let asked = ListWorkersRequest { namespace: "default".into() };
-        self.router.clone().list_workers(asked).await.map(|answer| answer.into_inner().workers).unwrap_or_default()
+        let answer = self.router.clone().list_workers(asked).await;
+        answer.map(|answer| answer.into_inner()).map(|seen| (seen.workers, seen.policy)).unwrap_or_default()
     }
 
     /// Ends everything in the order in which nothing is lost: who takes requests first, who knows of them last.
@@ -216,6 +218,14 @@ fn models(args: &UpArgs) -> Result<Vec<Option<PathBuf>>> {
     }
 }
 
+/// The name under which a file is served: the reference model's own, else the file's.
+fn served_name(path: &Path) -> String {
+    if model::reference().is_ok_and(|reference| reference == path) {
+        return model::NAME.into();
+    }
+    path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
 /// Starts the workers of each model: all of a model share its weights.
 async fn start_workers(network: &Network, args: &UpArgs, models: &[Option<PathBuf>]) -> Result<Vec<Service>> {
     let roles: Vec<Role> = [(Role::Prefill, args.prefill), (Role::Decode, args.decode), (Role::Aggregated, args.aggregated)]
@@ -273,6 +283,7 @@ fn worker_config(
     let mut config = WorkerConfig {
         role,
         engine,
+        served_name: model.map(served_name).unwrap_or_default(),
         model: model.map(Path::to_owned),
         cache_dir: Some(model::cache_dir()?.join("weights")),
         threads: args.threads,

@@ -8,9 +8,9 @@ use crate::status;
 /// Prints endpoints and first commands.
 #[allow(clippy::print_stdout)]
 pub(super) async fn print(fleet: &Fleet) -> Result<()> {
-    let workers = fleet.workers().await;
+    let (workers, policy) = fleet.workers().await;
     let model = workers.first().map(|worker| worker.served_name.clone()).unwrap_or_default();
-    println!("{}", status::text(&workers, ""));
+    println!("{}", status::text(&workers, &policy));
     println!("OpenAI HTTP  http://{}/v1", fleet.http);
     println!("gRPC         {}  (armature.inference.v1.InferenceService)", fleet.grpc);
     println!("router       {}  (armature status)", fleet.router_address);

@@ -207,8 +207,8 @@ impl Running {
         let mut was_fenced = self.was_fenced.clone();
         let lost = tokio::select! {
             _ = drain.run(GONE_LIMIT + self.drain_limit, self.announce(), self.registration.deregister()) => None,
-            lost = failed.wait_for(Option::is_some) => Some(Lost::Engine(lost.ok().and_then(|l| l.clone()).unwrap_or_default())),
-            _ = was_fenced.wait_for(|fenced| *fenced) => Some(Lost::Fenced),
+            Ok(reason) = failed.wait_for(Option::is_some) => Some(Lost::Engine(reason.clone().unwrap_or_default())),
+            Ok(_) = was_fenced.wait_for(|fenced| *fenced) => Some(Lost::Fenced),
         };
         if lost.is_some() {
             // Nobody shall be sent here any more; discovery may be away.
