@@ -16,6 +16,7 @@ impl Scheduler {
         self.kv.check()?;
         self.check_references()?;
         self.check_writers()?;
+        self.check_copies()?;
         self.check_queues()
     }
 
@@ -62,6 +63,17 @@ impl Scheduler {
                 if holders != 1 || self.kv.pool().is_cached(*block) {
                     return Err(format!("{:?} would write {block:?}, which is not its own", seq.id));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// A copy that has not begun is wanted: it fills a block of its sequence's table.
+    fn check_copies(&self) -> Result<(), String> {
+        for pending in &self.copies {
+            let table = self.seqs.get(&pending.seq).map(|seq| &seq.table);
+            if !table.is_some_and(|table| table.contains(&pending.copy.to)) {
+                return Err(format!("{:?} is for nobody", pending.copy));
             }
         }
         Ok(())

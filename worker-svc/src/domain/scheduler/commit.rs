@@ -92,7 +92,7 @@ impl Scheduler {
         }
         let sampled = choices.iter().map(|choice| (*choice, samples.remove(&(chunk.seq, *choice)))).collect();
         if is_source {
-            self.hold_source(chunk.seq, sampled, now);
+            self.hold_source(chunk.seq, sampled);
         } else {
             self.append(chunk.seq, sampled, now);
         }

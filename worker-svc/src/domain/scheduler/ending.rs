@@ -10,22 +10,16 @@ use crate::domain::request::{Failure, FinishReason, RequestKind};
 use crate::domain::time::Time;
 
 impl Scheduler {
-    /// The client does not want the request any more, in whatever state it is. For a source this is
-    /// [`source_released`](Self::source_released). Unknown requests are ignored.
+    /// The client does not want the request any more, in whatever state it is. A source stops computing,
+    /// and what it has computed stays pinned until [`source_released`](Self::source_released): its peer may
+    /// still be reading. Unknown requests are ignored.
     pub fn cancel(&mut self, request: RequestId, now: Time) {
-        match self.requests.get(&request).map(|request| request.kind) {
-            Some(RequestKind::Source { .. }) => self.source_released(request, now),
-            Some(_) => self.end_request(request, FinishReason::Cancelled, now),
-            None => {}
-        }
+        self.end_request(request, FinishReason::Cancelled, now);
     }
 
     /// The client does not want this choice any more (a stop string was found).
     pub fn cancel_choice(&mut self, request: RequestId, choice: u32, now: Time) {
-        let is_source = |kind| matches!(kind, RequestKind::Source { .. });
-        if self.requests.get(&request).is_some_and(|request| !is_source(request.kind)) {
-            self.end_choice(request, choice, FinishReason::Cancelled, now);
-        }
+        self.end_choice(request, choice, FinishReason::Cancelled, now);
     }
 
     /// Refuses new requests from now on. What was accepted goes on.
@@ -127,6 +121,7 @@ impl Scheduler {
         let kind = self.requests.get(&request).map(|request| request.kind);
         if phase == Phase::Running && matches!(kind, Some(RequestKind::Source { .. })) {
             seq.phase = Phase::Held;
+            self.kv.unpromise(std::mem::take(&mut seq.promised));
         } else if seq.in_flight {
             seq.phase = Phase::Ended;
         } else {

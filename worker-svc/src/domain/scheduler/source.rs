@@ -56,7 +56,7 @@ impl Scheduler {
     }
 
     /// The prompt is computed and sampled: the sequence leaves the steps and stays pinned.
-    pub(super) fn hold_source(&mut self, id: SeqId, sampled: Vec<(u32, Option<Sampled>)>, _now: Time) {
+    pub(super) fn hold_source(&mut self, id: SeqId, sampled: Vec<(u32, Option<Sampled>)>) {
         let Some(seq) = self.seqs.get_mut(&id) else { return };
         let Some(request) = self.requests.get_mut(&seq.request) else { return };
         self.running.remove(&seq.rank);

@@ -241,3 +241,22 @@ fn what_a_source_has_told_stays_when_it_ends() {
     world.release_source(id);
     world.assert_at_rest();
 }
+
+#[test]
+fn a_cancelled_source_stays_pinned_until_its_peer_has_stopped_reading() {
+    let mut config = config(64, 4);
+    config.max_running = 1;
+    config.max_batched_tokens = 5;
+    for steps in [1, 100] {
+        let mut world = World::new(config.clone());
+        let id = source(&mut world, 0, 30).unwrap();
+        world.steps(steps);
+        let pinned = world.scheduler.report(None, world.now).blocks_active;
+        world.scheduler.cancel(id, world.now);
+        world.settle();
+        assert!(!world.step(), "it computes no further");
+        assert!(pinned > 0 && world.scheduler.report(None, world.now).blocks_active > 0);
+        world.release_source(id);
+        world.assert_at_rest();
+    }
+}

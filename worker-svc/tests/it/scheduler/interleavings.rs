@@ -139,11 +139,7 @@ fn apply(world: &mut World, op: &Op) {
         Op::FailStep => world.fail_step(),
         Op::Cancel(which) => {
             if let Some(request) = pick(&known, *which) {
-                if world.sources().contains(&request) {
-                    world.release_source(request);
-                } else {
-                    world.scheduler.cancel(request, world.now);
-                }
+                world.scheduler.cancel(request, world.now);
             }
         }
         Op::CancelChoice(which, choice) => {

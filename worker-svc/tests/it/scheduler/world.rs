@@ -15,7 +15,9 @@ use armature_worker::domain::request::{
     Failure, FinishReason, Priority, Refusal, RequestKind, StopRule, Submission, Usage,
 };
 use armature_worker::domain::sampled::Sampled;
-use armature_worker::domain::scheduler::{Effect, Scheduler, SchedulerConfig, StepPlan, StepResult};
+use armature_worker::domain::scheduler::{
+    Effect, PlannedChunk, Scheduler, SchedulerConfig, StepPlan, StepResult,
+};
 use armature_worker::domain::time::Time;
 
 use super::oracle::{STOP_TOKEN, chain, next_token, root, sampled};
@@ -143,6 +145,10 @@ impl World {
             self.chunks_seen += 1;
             let client = self.clients.get_mut(&chunk.request).expect("a chunk belongs to a request");
             client.first_chunk.get_or_insert(self.chunks_seen);
+            if matches!(client.submission.kind, RequestKind::Source { .. }) && !client.is_over() {
+                // The peer reads layer by layer, from within the pass on.
+                self.sources.entry(chunk.request).or_default().blocks = chunk.blocks.clone();
+            }
             // A request that ended in flight may be gone; its rows are computed for nothing.
             let Some(history) = self.scheduler.history(chunk.seq) else { panic!("in flight") };
             let mut tokens = history.prompt.to_vec();
@@ -189,6 +195,10 @@ impl World {
             .into_iter()
             .collect();
         samples.retain(|(seq, ..)| !dropped.contains(seq));
+        // What was dropped between layers is in no state to be read.
+        for chunk in plan.chunks.iter().filter(|chunk| dropped.contains(&chunk.seq)) {
+            self.spoil(chunk);
+        }
         if let Some(index) = unsampled
             && !samples.is_empty()
         {
@@ -201,15 +211,17 @@ impl World {
         self.settle();
     }
 
+    fn spoil(&mut self, chunk: &PlannedChunk) {
+        let block_size = self.block_size();
+        for position in chunk.start..chunk.start + chunk.tokens.len() {
+            self.slots.insert((chunk.blocks[position / block_size], position % block_size), 0xbad);
+        }
+    }
+
     pub(super) fn fail_step(&mut self) {
         let Some(plan) = self.plan.take() else { return };
         // A failed pass leaves garbage in what it wrote.
-        let block_size = self.block_size();
-        for chunk in &plan.chunks {
-            for position in chunk.start..chunk.start + chunk.tokens.len() {
-                self.slots.insert((chunk.blocks[position / block_size], position % block_size), 0xbad);
-            }
-        }
+        plan.chunks.iter().for_each(|chunk| self.spoil(chunk));
         self.scheduler.fail_step(plan, "out of luck", self.now);
         self.settle();
     }
