@@ -67,6 +67,8 @@ pub enum LocalPrefill {
     Allowed,
     /// Never.
     Forbidden,
+    /// They do only while no prefill worker is READY, whatever it costs.
+    Fallback,
 }
 
 /// How workers are scored.
@@ -265,7 +267,8 @@ impl Config {
                 eta: policy.eta,
                 eviction_age: policy.eviction_age,
                 expected_output: Tokens(u64::from(policy.expected_output_tokens)),
-                local_prefill: policy.local_prefill == LocalPrefill::Allowed,
+                local_prefill: policy.local_prefill != LocalPrefill::Forbidden,
+                prefer_remote: policy.local_prefill == LocalPrefill::Fallback,
             },
             reservations: Bounds {
                 admission: Duration::from_millis(self.reservations.admission_ms),

@@ -170,7 +170,7 @@ async fn start_discovery(network: &Network) -> Result<Service> {
 }
 
 async fn start_router(network: &Network, args: &UpArgs) -> Result<Service> {
-    use armature_router::config::{Config, PolicyConfig, PolicyName};
+    use armature_router::config::{Config, LocalPrefill, PolicyConfig, PolicyName};
     let name = match args.policy.as_str() {
         "kv" => PolicyName::Kv,
         "round-robin" => PolicyName::RoundRobin,
@@ -182,7 +182,8 @@ async fn start_router(network: &Network, args: &UpArgs) -> Result<Service> {
         listen: Address::mem(ROUTER),
         admin: None,
         discovery: vec![Address::mem(DISCOVERY)],
-        policy: PolicyConfig { name, ..Default::default() },
+        // Who starts prefill workers wants them used, also while one idle machine would be as fast alone.
+        policy: PolicyConfig { name, local_prefill: LocalPrefill::Fallback, ..Default::default() },
         ..Default::default()
     };
     let parts =

@@ -49,6 +49,14 @@ impl Client {
         Self::read(self.http.get(format!("{}{path}", self.base)).send().await?).await
     }
 
+    /// GET of a page of text; empty when it cannot be had.
+    pub async fn get_text(&self, path: &str) -> String {
+        match self.http.get(format!("{}{path}", self.base)).send().await {
+            Ok(response) => response.text().await.unwrap_or_default(),
+            Err(_) => String::new(),
+        }
+    }
+
     /// POST of a JSON body.
     ///
     /// # Errors

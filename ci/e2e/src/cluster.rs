@@ -56,6 +56,7 @@ impl Cluster {
             ("listen", "127.0.0.1:0".into()),
             ("admin", "127.0.0.1:0".into()),
             ("discovery", format!("[\"{}\"]", self.discovery)),
+            ("policy.local_prefill", "fallback".into()),
         ];
         self.process(name, "armature-router", &sets);
     }

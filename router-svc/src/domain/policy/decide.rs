@@ -138,7 +138,12 @@ fn choose(inputs: &Inputs, evaluation: &mut Evaluation) -> Result<Choice, Refusa
             let local = &candidates[local.at];
             let (remote_class, local_class) = (class(decode).max(class(prefill)), class(local));
             let ready = prefill.worker.status == Status::Ready;
-            if pinned_prefill || (inputs.question.constraints.prefill == PrefillChoice::Remote && ready) {
+            let wanted = match inputs.question.constraints.prefill {
+                PrefillChoice::Remote => true,
+                PrefillChoice::ByCost => inputs.settings.prefer_remote,
+                PrefillChoice::Local => false,
+            };
+            if pinned_prefill || (wanted && ready) {
                 true
             } else if remote_class != local_class {
                 remote_class < local_class

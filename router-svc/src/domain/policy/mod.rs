@@ -63,6 +63,8 @@ pub struct Settings {
     pub expected_output: Tokens,
     /// Whether decode workers may prefill.
     pub local_prefill: bool,
+    /// Whether a READY prefill worker is used whatever it costs.
+    pub prefer_remote: bool,
 }
 
 impl Default for Settings {
@@ -76,6 +78,7 @@ impl Default for Settings {
             eviction_age: 2.0,
             expected_output: Tokens(300),
             local_prefill: true,
+            prefer_remote: false,
         }
     }
 }
