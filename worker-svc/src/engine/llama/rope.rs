@@ -23,8 +23,7 @@ impl Angles {
 
     /// Computes the angles of positions `0..positions` that are not there yet.
     pub(super) fn extend_to(&mut self, positions: usize) {
-        let pairs = self.frequencies.len();
-        let known = if pairs == 0 { positions } else { self.cos.len() / pairs };
+        let known = self.cos.len().checked_div(self.frequencies.len()).unwrap_or(positions);
         for position in known..positions {
             for frequency in &self.frequencies {
                 let (sin, cos) = libm::sincos(position as f64 * frequency);

@@ -75,7 +75,7 @@ fn smollm2_gives_the_probabilities_that_llama_cpp_gives() {
         let tokens = &super::recorded::QUESTION[..*len];
         let logits = pass(&mut engine, &kv, &[(tokens, 0, &table)]).remove(0);
         let log_sum = logits.iter().map(|v| f64::from(*v).exp()).sum::<f64>().ln();
-        for (token, expected) in expected {
+        for (token, expected) in *expected {
             let found = f64::from(logits[*token]) - log_sum;
             assert!((found - expected).abs() < 0.5, "token {token} after {len}: {found}, not {expected}");
         }
