@@ -80,6 +80,10 @@ impl hyper::body::Body for InContextBody {
         call.sync_scope(|| span.in_scope(|| Pin::new(body).poll_frame(cx)))
     }
 
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }

@@ -6,10 +6,12 @@ use armature_svc_kit::call::{Call, RequestId};
 use armature_svc_kit::grpc_timeout;
 use armature_svc_kit::network::Network;
 use armature_svc_kit::server::ServerOptions;
+use hyper::body::Body as _;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::probe::{Probe, Served, call};
+use crate::probe::{Probe, Served, call, request};
 
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
@@ -87,5 +89,21 @@ async fn a_client_that_goes_away_cancels_the_handler() {
         probe.alive.reaches(1).await;
         caller.abort();
         probe.alive.reaches(0).await;
+    }
+}
+
+/// gRPC's C core, and so Python, takes an empty data frame behind a status in the headers for a broken stream.
+#[tokio::test(start_paused = true)]
+async fn a_status_in_the_headers_ends_the_stream() {
+    let served = Served::start(&Network::new(), "probe", ServerOptions::default(), Probe::default()).await;
+    let connection = TokioIo::new(served.network.connect(&served.address).await.unwrap());
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), connection).await.unwrap();
+    tokio::spawn(connection);
+    let deadline = [("grpc-timeout", "5S")];
+    for (method, headers) in [("Unknown", &[][..]), ("Unknown", &deadline), ("Panic", &[])] {
+        let answer = sender.send_request(request(method, headers)).await.unwrap();
+        assert!(answer.headers().contains_key("grpc-status"), "{method}: {answer:?}");
+        assert!(answer.body().is_end_stream(), "{method}: {answer:?}");
     }
 }
