@@ -6,7 +6,7 @@
 //! [`take_effects`](Scheduler::take_effects). Inputs may come at any time, between plan and commit as well.
 //!
 //! A request is accepted by [`submit`](Scheduler::submit), admitted by `plan` when the blocks of all its
-//! tokens can be promised, and ends exactly once. One order ([`rank`]) decides admission, the sequence of
+//! tokens can be promised, and ends exactly once. One order (`Rank`) decides admission, the sequence of
 //! chunks in a step, and, from its end, who is preempted.
 //!
 //! | state of a sequence | blocks |
