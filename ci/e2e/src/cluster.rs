@@ -12,9 +12,9 @@ use crate::wait_until;
 /// Discovery, routers, frontend and workers, each a process.
 #[derive(Debug)]
 pub struct Cluster {
-    dir: TempDir,
-    /// By name.
+    /// By name. Before the folder, which holds their logs.
     pub processes: Vec<Process>,
+    dir: TempDir,
     discovery: String,
     model: Option<PathBuf>,
     /// The frontend's OpenAI API.

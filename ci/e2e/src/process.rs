@@ -20,10 +20,15 @@ pub fn binaries() -> PathBuf {
     test.parent().and_then(Path::parent).expect("target/debug/deps/test").to_owned()
 }
 
-/// A port that was free a moment ago.
+/// A port that was free a moment ago, from below the range that the system hands out by itself: what binds port 0
+/// meanwhile does not take it.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    listener.local_addr().expect("it is bound").port()
+    loop {
+        let port = rand::random_range(10_000..30_000);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 impl Process {
