@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 
 /// Root of the repository.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("ci/tidy lies two levels below the root")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .expect("ci/tidy lies two levels below the root")
 }
 
 /// Every file below `dir` with extension `ext`, build output and hidden folders aside, sorted.
@@ -61,6 +64,11 @@ impl Manifest {
     /// Names of the Armature crates in a dependency table.
     pub fn own_dependencies(&self, table: &str) -> Vec<String> {
         let table = self.toml.get(table).and_then(|t| t.as_table());
-        table.into_iter().flatten().map(|(name, _)| name.clone()).filter(|name| name.starts_with("armature")).collect()
+        table
+            .into_iter()
+            .flatten()
+            .map(|(name, _)| name.clone())
+            .filter(|name| name.starts_with("armature"))
+            .collect()
     }
 }

@@ -53,7 +53,12 @@ fn lint_tables_are_equal_and_nothing_is_inherited() {
     let manifests = Manifest::all(&root());
     let wanted = manifests.iter().find(|m| m.name() == "armature-contracts").unwrap().toml["lints"].clone();
     for manifest in &manifests {
-        assert_eq!(manifest.toml.get("lints"), Some(&wanted), "{}: its [lints] differ", manifest.path.display());
+        assert_eq!(
+            manifest.toml.get("lints"),
+            Some(&wanted),
+            "{}: its [lints] differ",
+            manifest.path.display()
+        );
         let text = fs::read_to_string(root().join(&manifest.path)).unwrap();
         assert!(
             !text.contains("workspace = true"),
@@ -86,7 +91,12 @@ fn domains_are_pure() {
         for (number, line) in fs::read_to_string(&file).unwrap().lines().enumerate() {
             let code = line.split("//").next().unwrap_or_default();
             for (word, why) in BANNED {
-                assert!(!code.contains(word), "{}:{}: `{word}` in a domain: {why}", file.display(), number + 1);
+                assert!(
+                    !code.contains(word),
+                    "{}:{}: `{word}` in a domain: {why}",
+                    file.display(),
+                    number + 1
+                );
             }
         }
     }
@@ -95,8 +105,13 @@ fn domains_are_pure() {
 
 #[test]
 fn unsafe_code_stays_in_the_files_named_for_it() {
-    const ALLOWED: [&str; 3] =
-        ["worker-svc/src/kv_memory.rs", "worker-svc/src/engine/llama/kernels.rs", "worker-svc/src/transfer/mapping.rs"];
+    const ALLOWED: [&str; 5] = [
+        "worker-svc/src/kv_memory.rs",
+        "worker-svc/src/engine/llama/kernels/mod.rs",
+        "worker-svc/src/engine/llama/kernels/x86.rs",
+        "worker-svc/src/engine/llama/mapping.rs",
+        "worker-svc/src/transfer/mapping.rs",
+    ];
     for file in files(&root(), "rs") {
         let name = file.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
         if name.starts_with("ci/tidy") || ALLOWED.contains(&name.as_str()) {

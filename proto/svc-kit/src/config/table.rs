@@ -2,7 +2,7 @@
 //!
 //! The sample (`config/default.toml` of a service) is complete, commented and tested to equal the
 //! defaults, so it is the one place where a key is described. In it `# text` before a key describes
-//! that key, and `#key = value` (no space) shows a key that has no default.
+//! that key, and `#key = value` or `# key = value` shows a key that has no default.
 
 use super::environment_prefix;
 
@@ -15,7 +15,7 @@ pub fn defaults_table(service: &str, sample: &str) -> String {
     let mut meaning: Vec<String> = Vec::new();
     for line in logical_lines(sample) {
         let line = line.trim();
-        if let Some(text) = line.strip_prefix("# ") {
+        if let Some(text) = line.strip_prefix("# ").filter(|_| assignment(line).is_none()) {
             meaning.push(text.trim().to_owned());
         } else if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             name.trim_matches(['[', ']']).clone_into(&mut section);
@@ -54,9 +54,11 @@ fn logical_lines(text: &str) -> Vec<String> {
 }
 
 fn assignment(line: &str) -> Option<(&str, &str)> {
-    let (key, value) = line.trim().trim_start_matches('#').split_once('=')?;
+    let line = line.trim();
+    let line = line.strip_prefix('#').map_or(line, |rest| rest.strip_prefix(' ').unwrap_or(rest));
+    let (key, value) = line.split_once('=')?;
     let key = key.trim_end();
-    let bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let bare = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-' | '.');
     (!key.is_empty() && key.chars().all(bare)).then(|| (key, value.trim()))
 }
 
@@ -70,13 +72,14 @@ mod tests {
 
     #[test]
     fn renders_every_kind_of_line() {
-        let sample = "# Where to listen.\n# Loopback.\naddress = \"127.0.0.1:7200\"\n\n# stray\n\n[queue]\n# Longest queue.\nlimit = 64\n#token = \"x|y\"\nmany = [\n  1,\n  2,\n]\n";
+        let sample = "# Where to listen.\n# Loopback.\naddress = \"127.0.0.1:7200\"\n\n# stray\n\n[queue]\n# Longest queue.\nlimit = 64\n#token = \"x|y\"\n# Whom to ask.\n# peer = 1\nmany = [\n  1,\n  2,\n]\n";
         assert_eq!(
             defaults_table("router", sample),
             "| key | default | environment | meaning |\n|---|---|---|---|\n\
              | `address` | `\"127.0.0.1:7200\"` | `ARMATURE_ROUTER__ADDRESS` | Where to listen. Loopback. |\n\
              | `queue.limit` | `64` | `ARMATURE_ROUTER__QUEUE__LIMIT` | Longest queue. |\n\
              | `queue.token` | unset (`\"x\\|y\"`) | `ARMATURE_ROUTER__QUEUE__TOKEN` |  |\n\
+             | `queue.peer` | unset (`1`) | `ARMATURE_ROUTER__QUEUE__PEER` | Whom to ask. |\n\
              | `queue.many` | `[1,2,]` | `ARMATURE_ROUTER__QUEUE__MANY` |  |\n"
         );
     }
