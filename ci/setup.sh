@@ -9,7 +9,7 @@ need() { # command, what to do
 
 case ${1:-} in
 rust)
-  need cargo "install Rust 1.88 or newer from https://rustup.rs"
+  need cargo "install Rust 1.91 or newer from https://rustup.rs"
   need cc "install a C toolchain, for the linker: apt-get install gcc libc6-dev"
   ;;
 python)

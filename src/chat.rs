@@ -47,7 +47,9 @@ async fn first_model(client: &reqwest::Client, url: &str) -> Result<String> {
     })?;
     let models: Value = answer.error_for_status()?.json().await?;
     let id = models["data"][0]["id"].as_str();
-    Ok(id.context("no model is served yet: wait for a worker to become ready (`armature status`)")?.to_owned())
+    Ok(id
+        .context("no model is served yet: wait for a worker to become ready (`armature status`)")?
+        .to_owned())
 }
 
 /// One answer and what it cost.

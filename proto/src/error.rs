@@ -238,8 +238,9 @@ impl Fault {
             };
         }
         fault.retry_after = details.retry_info().and_then(|retry| retry.retry_delay);
-        fault.resource =
-            details.resource_info().map(|resource| (resource.resource_type.clone(), resource.resource_name.clone()));
+        fault.resource = details
+            .resource_info()
+            .map(|resource| (resource.resource_type.clone(), resource.resource_name.clone()));
         if let Some(bad) = details.bad_request() {
             fault.violations =
                 bad.field_violations.iter().map(|v| (v.field.clone(), v.description.clone())).collect();
@@ -277,7 +278,9 @@ mod tests {
     #[test]
     fn a_fault_survives_the_wire() {
         for reason in Reason::ALL {
-            let mut fault = Fault::new(*reason, "why").resource("worker", "00ab").retry_after(Duration::from_millis(1500));
+            let mut fault = Fault::new(*reason, "why")
+                .resource("worker", "00ab")
+                .retry_after(Duration::from_millis(1500));
             fault.work_done = true;
             assert_eq!(Fault::from_status(&Status::from(fault.clone())), fault);
         }

@@ -27,11 +27,11 @@ impl fmt::Display for InstanceId {
 impl FromStr for InstanceId {
     type Err = InvalidId;
     fn from_str(text: &str) -> Result<Self, InvalidId> {
-        (text.len() == 16).then(|| u64::from_str_radix(text, 16).ok()).flatten().map(Self).ok_or_else(|| InvalidId {
-            what: "instance id",
-            value: text.into(),
-            expected: "16 hex digits",
-        })
+        (text.len() == 16)
+            .then(|| u64::from_str_radix(text, 16).ok())
+            .flatten()
+            .map(Self)
+            .ok_or_else(|| InvalidId { what: "instance id", value: text.into(), expected: "16 hex digits" })
     }
 }
 
@@ -126,6 +126,9 @@ mod tests {
         let wire = inference::v1::ReservationKey::from(key);
         assert_eq!(ReservationKey::try_from(&wire).unwrap(), key);
         let short = inference::v1::ReservationKey { id: vec![1, 2].into(), attempt: 1 };
-        assert_eq!(ReservationKey::try_from(&short).unwrap_err().to_string(), "reservation id \"2 bytes\" is not 16 bytes");
+        assert_eq!(
+            ReservationKey::try_from(&short).unwrap_err().to_string(),
+            "reservation id \"2 bytes\" is not 16 bytes"
+        );
     }
 }

@@ -43,6 +43,10 @@ fn generated_code_is_what_the_proto_files_say() {
     let old = read_all(&committed);
     assert_eq!(fresh.keys().collect::<Vec<_>>(), old.keys().collect::<Vec<_>>(), "files of src/gen");
     for (name, content) in &fresh {
-        assert!(old[name] == *content, "src/gen/{} is out of date: see the head of this test", name.display());
+        assert!(
+            old[name] == *content,
+            "src/gen/{} is out of date: see the head of this test",
+            name.display()
+        );
     }
 }

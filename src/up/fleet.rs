@@ -69,7 +69,8 @@ impl Fleet {
         let channels = Channels::new(network.clone(), ChannelOptions::default())?;
         let discovery = start_discovery(&network).await?;
         let router_service = start_router(&network, args).await?;
-        let address = |text: &str, flag: &str| text.parse::<Address>().map_err(|error| anyhow!("{flag}: {error}"));
+        let address =
+            |text: &str, flag: &str| text.parse::<Address>().map_err(|error| anyhow!("{flag}: {error}"));
         let (router_address, forward) =
             forward(network.clone(), &address(&args.router, "--router")?, Address::mem(ROUTER)).await?;
         // The frontend first: a port in use should be said before a model is loaded.
@@ -122,7 +123,8 @@ impl Fleet {
                 bail!("{} ended while starting: see the log above (RUST_LOG=info says more)", lost.name);
             }
             let (workers, _) = self.workers().await;
-            let ready = workers.iter().filter(|worker| worker.status == "READY" && worker.index_known).count();
+            let ready =
+                workers.iter().filter(|worker| worker.status == "READY" && worker.index_known).count();
             if ready == self.workers_wanted && self.frontend_ready.get() {
                 return Ok(());
             }
@@ -186,8 +188,11 @@ async fn start_router(network: &Network, args: &UpArgs) -> Result<Service> {
         policy: PolicyConfig { name, local_prefill: LocalPrefill::Fallback, ..Default::default() },
         ..Default::default()
     };
-    let parts =
-        armature_router::app::Parts { network: network.clone(), registry: Default::default(), drain: drain.clone() };
+    let parts = armature_router::app::Parts {
+        network: network.clone(),
+        registry: Default::default(),
+        drain: drain.clone(),
+    };
     let running = armature_router::app::start(config, parts).await?;
     let task = tokio::spawn(async move { Ok(running.finished().await?) });
     Ok(Service { name: "router".into(), drain, task })
@@ -229,10 +234,11 @@ fn served_name(path: &Path) -> String {
 
 /// Starts the workers of each model: all of a model share its weights.
 async fn start_workers(network: &Network, args: &UpArgs, models: &[Option<PathBuf>]) -> Result<Vec<Service>> {
-    let roles: Vec<Role> = [(Role::Prefill, args.prefill), (Role::Decode, args.decode), (Role::Aggregated, args.aggregated)]
-        .into_iter()
-        .flat_map(|(role, count)| std::iter::repeat_n(role, count))
-        .collect();
+    let roles: Vec<Role> =
+        [(Role::Prefill, args.prefill), (Role::Decode, args.decode), (Role::Aggregated, args.aggregated)]
+            .into_iter()
+            .flat_map(|(role, count)| std::iter::repeat_n(role, count))
+            .collect();
     if args.decode + args.aggregated == 0 {
         bail!("nothing would decode: start at least one worker with --decode or --aggregated");
     }
@@ -245,7 +251,10 @@ async fn start_workers(network: &Network, args: &UpArgs, models: &[Option<PathBu
             let name = format!("worker-{}-{}", services.len() + 1, format!("{role:?}").to_lowercase());
             let config = worker_config(args, model.as_deref(), *role, &name, &shm_dir)?;
             if services.len() % roles.len() == 0 {
-                eprintln!("loading {}", model.as_deref().map_or("sim".into(), |path| path.display().to_string()));
+                eprintln!(
+                    "loading {}",
+                    model.as_deref().map_or("sim".into(), |path| path.display().to_string())
+                );
             }
             let drain = Drain::new();
             let parts = armature_worker::app::Parts {
@@ -254,8 +263,9 @@ async fn start_workers(network: &Network, args: &UpArgs, models: &[Option<PathBu
                 weights: Arc::clone(&weights),
                 drain: drain.clone(),
             };
-            let running =
-                armature_worker::app::start(config, parts).await.with_context(|| format!("cannot start {name}"))?;
+            let running = armature_worker::app::start(config, parts)
+                .await
+                .with_context(|| format!("cannot start {name}"))?;
             let task = tokio::spawn(async move { Ok(running.finished().await?) });
             services.push(Service { name, drain, task });
         }

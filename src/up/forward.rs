@@ -6,7 +6,11 @@ use armature_svc_kit::network::Network;
 use tokio::task::{JoinHandle, JoinSet};
 
 /// Listens on `from` and pipes each connection to `to` until the task is aborted. Returns the bound address.
-pub(super) async fn forward(network: Network, from: &Address, to: Address) -> Result<(Address, JoinHandle<()>)> {
+pub(super) async fn forward(
+    network: Network,
+    from: &Address,
+    to: Address,
+) -> Result<(Address, JoinHandle<()>)> {
     let mut listener = network.bind(from).await?;
     let bound = listener.address().clone();
     let task = tokio::spawn(async move {

@@ -10,12 +10,12 @@ use armature_svc_kit::address::Address;
 use armature_svc_kit::admin::{Admin, Ready};
 use armature_svc_kit::channel::{ChannelOptions, Channels};
 use armature_svc_kit::config::ConfigError;
-use armature_svc_kit::drain::Drain;
-use armature_svc_kit::network::{BindError, Network};
-use armature_svc_kit::server::{Server, ServerOptions};
 use armature_svc_kit::discovery_client::{
     Component, Discovery, Instance, ModelCardBytes, NoEndpoint, Registration, RegistrationOptions, Status,
 };
+use armature_svc_kit::drain::Drain;
+use armature_svc_kit::network::{BindError, Network};
+use armature_svc_kit::server::{Server, ServerOptions};
 use prometheus_client::registry::Registry;
 use prost::Message;
 use tokio::net::TcpListener;
@@ -34,7 +34,10 @@ use crate::grpc::WorkerGrpc;
 use crate::identity::Identity;
 use crate::kv_memory::KvMemory;
 use crate::metrics::{EngineState, Metrics};
-use crate::transfer::{BootId, HostLanding, HostSource, Incarnation, LandingOptions, ShmExport, ShmLanding, SourceOptions, TcpLanding};
+use crate::transfer::{
+    BootId, HostLanding, HostSource, Incarnation, LandingOptions, ShmExport, ShmLanding, SourceOptions,
+    TcpLanding,
+};
 use crate::worker::{PrefillUsed, Worker};
 
 /// What the worker is given.
@@ -193,7 +196,17 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
     tasks.spawn(registrar.run(parts.drain.clone()));
     ready.set(true);
     tracing::info!(instance = %identity.instance, %grpc, model = identity.spec.name, "serving");
-    Ok(Running { identity, grpc, admin, tasks, thread, worker, registration, was_fenced, drain_limit: validated.drain })
+    Ok(Running {
+        identity,
+        grpc,
+        admin,
+        tasks,
+        thread,
+        worker,
+        registration,
+        was_fenced,
+        drain_limit: validated.drain,
+    })
 }
 
 impl Running {
@@ -306,7 +319,8 @@ async fn endpoints(
 
 async fn tcp_landing(address: &Address, advertise_host: &str) -> Result<TcpLanding, StartError> {
     let text = address.to_string();
-    let listener = TcpListener::bind(&text).await.map_err(system(format!("kv_listen: cannot listen on {text}")))?;
+    let listener =
+        TcpListener::bind(&text).await.map_err(system(format!("kv_listen: cannot listen on {text}")))?;
     let bound: Address = listener.local_addr().map_err(system("kv_listen"))?.into();
     let advertised = if advertise_host.is_empty() { bound } else { bound.with_host(advertise_host) };
     Ok(TcpLanding { listener, advertised: advertised.to_string() })

@@ -66,7 +66,8 @@ fn step_prior(config: &Config) -> discovery::StepPrior {
     match config.engine {
         EngineKind::Sim => {
             let scaled = |curve: &Polynomial| {
-                [curve.quadratic, curve.linear, curve.constant].map(|coefficient| coefficient / config.sim.speedup)
+                [curve.quadratic, curve.linear, curve.constant]
+                    .map(|coefficient| coefficient / config.sim.speedup)
             };
             let [prefill_a2, prefill_a1, prefill_a0] = scaled(&config.sim.prefill_ms);
             let [decode_d2, decode_d1, decode_d0] = scaled(&config.sim.decode_ms);

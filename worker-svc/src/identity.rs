@@ -115,12 +115,18 @@ pub fn root_key(root: &CacheRoot) -> RootKey {
 /// BLAKE3-256 over the parts that make KV interchangeable, each as u32-LE length, then bytes.
 fn compat_key(spec: &ModelSpec) -> [u8; 32] {
     let shape = &spec.kv;
-    let layout =
-        format!("full f32 [block][layer][k|v][token][head][dim] {} {} {} {}", shape.layers, shape.kv_heads, shape.head_dim, shape.block_size);
+    let layout = format!(
+        "full f32 [block][layer][k|v][token][head][dim] {} {} {} {}",
+        shape.layers, shape.kv_heads, shape.head_dim, shape.block_size
+    );
     let mut hasher = blake3::Hasher::new();
-    for part in
-        [&spec.model_digest[..], layout.as_bytes(), spec.rope.as_bytes(), spec.kernel.as_bytes(), HASH_SCHEME.as_bytes()]
-    {
+    for part in [
+        &spec.model_digest[..],
+        layout.as_bytes(),
+        spec.rope.as_bytes(),
+        spec.kernel.as_bytes(),
+        HASH_SCHEME.as_bytes(),
+    ] {
         hasher.update(&(part.len() as u32).to_le_bytes());
         hasher.update(part);
     }

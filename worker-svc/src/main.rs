@@ -28,7 +28,8 @@ async fn main() -> ExitCode {
         Ok(()) => Exit::Success,
         Err(error) => {
             eprintln!("armature-worker: {error:#}");
-            let configuration = error.is::<ConfigError>() || matches!(error.downcast_ref(), Some(StartError::Config(_)));
+            let configuration =
+                error.is::<ConfigError>() || matches!(error.downcast_ref(), Some(StartError::Config(_)));
             if configuration { Exit::Configuration } else { Exit::Failure }
         }
     }
@@ -43,7 +44,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let telemetry = Telemetry::start(&config.telemetry, "armature-worker")?;
     let drain = Drain::new();
     let signals = tokio::spawn(drain.clone().on_signals());
-    let parts = Parts { network: Network::new(), registry: Registry::default(), weights: Arc::default(), drain };
+    let parts =
+        Parts { network: Network::new(), registry: Registry::default(), weights: Arc::default(), drain };
     let finished = start(config, parts).await?.finished().await;
     signals.abort();
     telemetry.shutdown();

@@ -71,7 +71,11 @@ impl Metrics {
         registry.register("refused", "Calls refused, by reason", it.refused.clone());
         registry.register("handoffs", "Hand-offs led, by their end", it.handoffs.clone());
         registry.register("handoff_transports", "Hand-offs by transport", it.transports.clone());
-        registry.register("shm_fallbacks", "Hand-offs that shared memory could not serve", it.shm_fallbacks.clone());
+        registry.register(
+            "shm_fallbacks",
+            "Hand-offs that shared memory could not serve",
+            it.shm_fallbacks.clone(),
+        );
         registry.register("landed_tokens", "Tokens whose KV landed here", it.landed_tokens.clone());
         registry.register_with_unit("landed", "KV landed here", Unit::Bytes, it.landed_bytes.clone());
         it
@@ -126,7 +130,11 @@ impl Collector for EngineState {
         let gauges = [
             ("running", "Sequences admitted", report.running as i64),
             ("waiting", "Requests waiting", report.waiting as i64),
-            ("uncomputed_prefill_tokens", "Prompt tokens still to compute", report.uncomputed_prefill_tokens as i64),
+            (
+                "uncomputed_prefill_tokens",
+                "Prompt tokens still to compute",
+                report.uncomputed_prefill_tokens as i64,
+            ),
             ("kv_blocks_active", "KV blocks held by requests", report.blocks_active as i64),
             ("kv_blocks_cached", "KV blocks of the prefix cache", report.blocks_cached as i64),
             ("kv_blocks_free", "KV blocks with nothing in them", report.blocks_free as i64),

@@ -156,7 +156,11 @@ impl DrawsOf {
             params: Arc::clone(params),
             seed: request.seed,
             prompt: if repeats { history.prompt.to_vec() } else { Vec::new() },
-            generated: if penalises || params.min_tokens > 0 { history.generated.to_vec() } else { Vec::new() },
+            generated: if penalises || params.min_tokens > 0 {
+                history.generated.to_vec()
+            } else {
+                Vec::new()
+            },
             position: history.generated.len() as u32,
         })
     }

@@ -48,7 +48,10 @@ impl Parsed {
     pub(super) fn job(&self, kind: RequestKind, deadline: Option<Time>) -> Job {
         Job {
             submission: Submission {
-                reservation: ids::ReservationKey { id: self.reservation.id, attempt: self.reservation.attempt },
+                reservation: ids::ReservationKey {
+                    id: self.reservation.id,
+                    attempt: self.reservation.attempt,
+                },
                 kind,
                 prompt: Arc::clone(&self.prompt),
                 choices: self.choices.clone(),
@@ -78,14 +81,21 @@ impl Asked<'_> {
     /// Checks everything that does not depend on load.
     pub(super) fn parse(&self, me: &Identity) -> Result<Parsed, Fault> {
         let context = self.context.ok_or_else(|| Fault::invalid("context", "is missing"))?;
-        let reservation =
-            context.reservation.as_ref().ok_or_else(|| Fault::invalid("context.reservation", "is missing"))?;
+        let reservation = context
+            .reservation
+            .as_ref()
+            .ok_or_else(|| Fault::invalid("context.reservation", "is missing"))?;
         let reservation = ReservationKey::try_from(reservation)
             .map_err(|error| Fault::invalid("context.reservation", error.to_string()))?;
         check_target(self.worker, context, me)?;
-        for (field, value) in [("context.tenant", &context.tenant), ("context.cache_salt", &context.cache_salt)] {
+        for (field, value) in
+            [("context.tenant", &context.tenant), ("context.cache_salt", &context.cache_salt)]
+        {
             if value.len() > MAX_NAME_BYTES {
-                return Err(Fault::invalid(field, format!("{} bytes are more than {MAX_NAME_BYTES}", value.len())));
+                return Err(Fault::invalid(
+                    field,
+                    format!("{} bytes are more than {MAX_NAME_BYTES}", value.len()),
+                ));
             }
         }
         let adapter = context.adapter.as_ref().map_or(&[][..], |adapter| &adapter.digest);
@@ -101,9 +111,9 @@ impl Asked<'_> {
         let stop = self.stop.cloned().unwrap_or_default();
         let choices = choices(self.choices, me)?;
         let params = sampling(self.sampling, &stop, me);
-        params
-            .validate(me.spec.vocab_size)
-            .map_err(|error| Fault::invalid(error.parameter, format!("{} must be {}", error.value, error.limit)))?;
+        params.validate(me.spec.vocab_size).map_err(|error| {
+            Fault::invalid(error.parameter, format!("{} must be {}", error.value, error.limit))
+        })?;
         let limit = me.spec.context_length as u32;
         let max_tokens = stop.max_tokens.unwrap_or(limit).min(limit);
         if max_tokens == 0 {
@@ -147,7 +157,8 @@ fn check_tokens(field: &str, tokens: &[u32], me: &Identity) -> Result<(), Fault>
     match tokens.iter().find(|token| **token as usize >= me.spec.vocab_size) {
         None => Ok(()),
         Some(token) => {
-            let text = format!("token id {token} is not below the vocabulary's size of {}", me.spec.vocab_size);
+            let text =
+                format!("token id {token} is not below the vocabulary's size of {}", me.spec.vocab_size);
             Err(Fault::invalid(field, text))
         }
     }
@@ -181,7 +192,10 @@ fn check_blocks(
 
 fn choices(choices: &[wire::ChoiceStart], me: &Identity) -> Result<Vec<ResumedChoice>, Fault> {
     if choices.is_empty() || choices.len() > MAX_CHOICES {
-        return Err(Fault::invalid("choices", format!("{} choices, 1 to {MAX_CHOICES} can be had", choices.len())));
+        return Err(Fault::invalid(
+            "choices",
+            format!("{} choices, 1 to {MAX_CHOICES} can be had", choices.len()),
+        ));
     }
     for choice in choices {
         check_tokens("choices.generated_token_ids", &choice.generated_token_ids, me)?;
@@ -315,12 +329,12 @@ pub(super) fn rank_state(report: &LoadReport, kv: (u64, u64), counters: Counters
 
 /// A batch of KV events on the wire.
 pub(super) fn kv_batch(batch: &KvBatch, me: &Identity) -> kv::KvEventBatch {
-    let removed = by_tier(&batch.removed)
-        .into_iter()
-        .map(|blocks| kv::kv_event::Event::Removed(kv::KvRemoved {
+    let removed = by_tier(&batch.removed).into_iter().map(|blocks| {
+        kv::kv_event::Event::Removed(kv::KvRemoved {
             tier: blocks.tier,
             sequence_hashes: blocks.sequence_hashes,
-        }));
+        })
+    });
     let stored = by_tier(&batch.stored).into_iter().map(|blocks| {
         kv::kv_event::Event::Stored(kv::KvStored {
             tier: blocks.tier,

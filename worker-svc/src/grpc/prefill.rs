@@ -19,7 +19,7 @@ use crate::domain::request::RequestKind;
 use crate::domain::scheduler::Effect;
 use crate::driver::{Event, Ticket};
 use crate::faults::FaultPoint;
-use crate::transfer::{Acceptance, AcceptError, LayerRange, SourceEvent, SourceSession, TransferId};
+use crate::transfer::{AcceptError, Acceptance, LayerRange, SourceEvent, SourceSession, TransferId};
 use crate::worker::Worker;
 
 /// Longest wait for the first message of the stream.
@@ -44,7 +44,9 @@ pub(super) async fn start(
     let length = parsed.prompt.len() + parsed.choices[0].generated.len();
     let from = start.from_token as usize;
     if from >= length {
-        return Err(Fault::invalid("from_token", format!("{from} is not below the length of {length}")).into());
+        return Err(
+            Fault::invalid("from_token", format!("{from} is not below the length of {length}")).into()
+        );
     }
     let Some(wire::prefill_start::Handoff::Landing(landing)) = &start.handoff else {
         return Err(Fault::invalid("handoff", "this engine hands KV to landings only").into());
@@ -53,7 +55,8 @@ pub(super) async fn start(
         .map_err(|error| Fault::invalid("handoff.landing", error.to_string()))?;
     let transfer = offer.transfer;
     let deadline = Instant::now() + worker.limits.hold;
-    let (acceptance, session) = worker.source.accept(offer, deadline).map_err(|error| cannot_accept(&error))?;
+    let (acceptance, session) =
+        worker.source.accept(offer, deadline).map_err(|error| cannot_accept(&error))?;
     let job = parsed.job(RequestKind::Source { from_token: from }, None);
     let ticket = match worker.driver.submit(job) {
         Ok(ticket) => ticket,
@@ -65,7 +68,17 @@ pub(super) async fn start(
     };
     worker.metrics.prefills.inc();
     let (answers, stream) = mpsc::channel(BUFFER);
-    let run = Run { worker: Arc::clone(worker), parsed, ticket, session, transfer, answers, from, length, cached: 0 };
+    let run = Run {
+        worker: Arc::clone(worker),
+        parsed,
+        ticket,
+        session,
+        transfer,
+        answers,
+        from,
+        length,
+        cached: 0,
+    };
     worker.tasks.spawn(run.go(acceptance, incoming, in_flight));
     Ok(ReceiverStream::new(stream))
 }
@@ -126,7 +139,12 @@ impl Over {
 }
 
 impl Run {
-    async fn go(mut self, acceptance: Acceptance, incoming: Streaming<wire::PrefillRequest>, _in_flight: InFlight) {
+    async fn go(
+        mut self,
+        acceptance: Acceptance,
+        incoming: Streaming<wire::PrefillRequest>,
+        _in_flight: InFlight,
+    ) {
         let Over(last) = self.until_over(acceptance, incoming).await;
         // In this order: nothing computes, nothing reads, then the blocks are free.
         self.ticket.cancel();
@@ -139,7 +157,11 @@ impl Run {
         }
     }
 
-    async fn until_over(&mut self, acceptance: Acceptance, mut incoming: Streaming<wire::PrefillRequest>) -> Over {
+    async fn until_over(
+        &mut self,
+        acceptance: Acceptance,
+        mut incoming: Streaming<wire::PrefillRequest>,
+    ) -> Over {
         use wire::prefill_response::Message;
         self.worker.faults.reach(FaultPoint::SourceAccepted).await;
         if let Err(over) = self.say(Message::Accepted(wire_to::accepted(&acceptance))).await {
@@ -167,9 +189,11 @@ impl Run {
         use wire::prefill_response::Message;
         match event {
             None => Err(Over::failed("the engine has ended")),
-            Some(Event::Layer(ready)) => {
-                self.ready(LayerRange::new(ready.layer as u32, ready.layer as u32 + 1), ready.tokens, &ready.blocks)
-            }
+            Some(Event::Layer(ready)) => self.ready(
+                LayerRange::new(ready.layer as u32, ready.layer as u32 + 1),
+                ready.tokens,
+                &ready.blocks,
+            ),
             Some(Event::Effect(Effect::SourceAdmitted { computed_to, blocks, .. })) => {
                 self.cached = computed_to;
                 self.say(Message::Begin(wire::Begin {})).await?;

@@ -140,6 +140,7 @@ pub(crate) fn piece_ready(transfer: TransferId, piece: wire::PieceReady) -> Piec
 
 /// First tokens of each choice, as D reads them.
 pub(crate) fn first_tokens(done: &wire::PrefillDone) -> Vec<(u32, Sampled)> {
-    let sampled = |first: &wire::FirstToken| first.token.as_ref().map(|t| (first.choice, convert::sampled(t)));
+    let sampled =
+        |first: &wire::FirstToken| first.token.as_ref().map(|t| (first.choice, convert::sampled(t)));
     done.first_tokens.iter().filter_map(sampled).collect()
 }

@@ -18,7 +18,11 @@ async fn the_same_request_has_the_same_tokens_with_and_without_a_cached_prefix()
     assert_eq!(first.finish[0], FinishReason::Length as i32);
     assert_eq!((first.usage.cached_tokens, first.usage.computed_tokens), (0, 100));
     let again = node.generate(request(&node, &prompt, 20, 1)).await.unwrap();
-    assert_eq!((again.usage.cached_tokens, again.usage.computed_tokens), (96, 4), "six blocks of 16 are reused");
+    assert_eq!(
+        (again.usage.cached_tokens, again.usage.computed_tokens),
+        (96, 4),
+        "six blocks of 16 are reused"
+    );
     assert_eq!(again.tokens, first.tokens);
     assert_eq!(again.logprobs, first.logprobs);
     node.quiet().await;
@@ -43,7 +47,11 @@ async fn choices_are_drawn_apart_and_resumed_choices_go_on_as_they_would_have() 
             }];
             let rest = node.generate(resumed).await.unwrap();
             assert_eq!(rest.tokens[choice as usize], whole.tokens[choice as usize][cut..], "cut at {cut}");
-            assert_eq!(rest.logprobs[choice as usize], whole.logprobs[choice as usize][cut..], "cut at {cut}");
+            assert_eq!(
+                rest.logprobs[choice as usize],
+                whole.logprobs[choice as usize][cut..],
+                "cut at {cut}"
+            );
         }
     }
     node.quiet().await;
@@ -61,11 +69,15 @@ async fn wrong_requests_are_refused_with_a_typed_reason() {
         ("other scheme", Reason::HashSchemeMismatch, |r| r.blocks.as_mut().unwrap().hash_scheme = "x".into()),
         ("other block size", Reason::BlockSizeMismatch, |r| r.blocks.as_mut().unwrap().block_size = 32),
         ("other hash", Reason::HashMismatch, |r| r.blocks.as_mut().unwrap().first = Some(1)),
-        ("other tenant than hashed", Reason::HashMismatch, |r| r.context.as_mut().unwrap().tenant = "t".into()),
+        ("other tenant than hashed", Reason::HashMismatch, |r| {
+            r.context.as_mut().unwrap().tenant = "t".into()
+        }),
         ("no prompt", Reason::InvalidArgument, |r| r.prompt_token_ids.clear()),
         ("token out of range", Reason::InvalidArgument, |r| r.prompt_token_ids[0] = 1 << 30),
         ("no choice", Reason::InvalidArgument, |r| r.choices.clear()),
-        ("temperature", Reason::InvalidArgument, |r| r.sampling.as_mut().unwrap().temperature = Some(f32::NAN)),
+        ("temperature", Reason::InvalidArgument, |r| {
+            r.sampling.as_mut().unwrap().temperature = Some(f32::NAN)
+        }),
         ("no tokens wanted", Reason::InvalidArgument, |r| r.stop.as_mut().unwrap().max_tokens = Some(0)),
         ("short reservation id", Reason::InvalidArgument, |r| {
             r.context.as_mut().unwrap().reservation.as_mut().unwrap().id = vec![1].into();
@@ -94,7 +106,8 @@ async fn a_client_that_goes_away_leaves_nothing_behind() {
         let first = stream.next().await.unwrap().unwrap();
         assert!(matches!(first.event, Some(wire::generate_response::Event::Started(_))));
     }
-    wait_until("three disconnects", async || node.metric("armature_worker_disconnects_total").await == 3.0).await;
+    wait_until("three disconnects", async || node.metric("armature_worker_disconnects_total").await == 3.0)
+        .await;
     node.quiet().await;
 }
 
@@ -143,14 +156,16 @@ async fn reports_settle_reservations_and_events_tell_the_cache() {
 
     let asked = wire::WatchKvRequest { dp_rank: 0, from_batch: 0 };
     let mut events = node.client.clone().watch_kv(asked).await.unwrap().into_inner();
-    let Some(wire::watch_kv_response::Event::Snapshot(chunk)) = events.next().await.unwrap().unwrap().event else {
+    let Some(wire::watch_kv_response::Event::Snapshot(chunk)) = events.next().await.unwrap().unwrap().event
+    else {
         panic!("a reader from 0 gets a snapshot first");
     };
     let hashes: Vec<u64> = chunk.blocks.iter().flat_map(|blocks| blocks.sequence_hashes.clone()).collect();
     assert_eq!(hashes.len(), 4, "four full blocks of the prompt; the tail is not full");
     assert_eq!(chunk.digest, armature_kv_hash::set_digest(hashes.iter().map(|hash| (*hash, 1))));
     node.generate(request(&node, &prompt(32, 7), 4, 1)).await.unwrap();
-    let Some(wire::watch_kv_response::Event::Batch(batch)) = events.next().await.unwrap().unwrap().event else {
+    let Some(wire::watch_kv_response::Event::Batch(batch)) = events.next().await.unwrap().unwrap().event
+    else {
         panic!("batches follow the snapshot");
     };
     assert_eq!((batch.batch, batch.count), (chunk.batch + 1, 6));

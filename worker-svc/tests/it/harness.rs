@@ -113,7 +113,8 @@ pub(crate) fn request(node: &Node, prompt: &[u32], max_tokens: u32, n: u32) -> w
     let identity = &node.identity;
     let root = identity.root(&[], "", "");
     let hashes = sequence_hashes(root_key(&root), identity.block_size(), prompt);
-    let reservation = inference::ReservationKey { id: rand::random::<[u8; 16]>().to_vec().into(), attempt: 1 };
+    let reservation =
+        inference::ReservationKey { id: rand::random::<[u8; 16]>().to_vec().into(), attempt: 1 };
     wire::GenerateRequest {
         context: Some(inference::RequestContext {
             request_id: "test".into(),

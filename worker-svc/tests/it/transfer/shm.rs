@@ -234,6 +234,7 @@ impl Drop for Killed {
 /// pieces; takes `ack`, tells `confirmed`.
 #[tokio::test]
 #[ignore = "run by pulls_from_the_pool_of_another_process"]
+#[allow(clippy::print_stdout, reason = "its parent reads the lines")]
 async fn source_process() {
     let Ok(directory) = std::env::var(CHILD_DIRECTORY) else { return };
     let kv = Arc::new(KvMemory::new(GEOMETRY, 8).unwrap());
