@@ -59,6 +59,16 @@ pub fn ask(request: wire::GenerateRequest) -> Result<Ask, Fault> {
     })
 }
 
+/// The field that holds the prompt.
+pub fn prompt_field(request: &wire::GenerateRequest) -> &'static str {
+    match request.input {
+        Some(wire::generate_request::Input::Messages(_)) => "messages",
+        Some(wire::generate_request::Input::Text(_)) => "text",
+        Some(wire::generate_request::Input::TokenIds(_)) => "token_ids",
+        None => "input",
+    }
+}
+
 /// A conversation.
 pub fn chat(messages: wire::ChatMessages) -> Result<Chat, Invalid> {
     if messages.messages.is_empty() {

@@ -11,7 +11,7 @@ use futures_util::stream::{self, BoxStream};
 use tonic::{Request, Response, Status};
 
 use super::convert;
-use super::status::{invalid, status};
+use super::status::{invalid, of_prompt, status};
 use crate::domain::params::Invalid;
 use crate::domain::prompt::Input;
 use crate::session::answer::Event;
@@ -46,9 +46,11 @@ impl Inference {
         let message = request.into_inner();
         let tokens = message.return_token_ids
             || message.sampling.as_ref().is_some_and(|sampling| sampling.logprobs.is_some());
+        let prompt = convert::prompt_field(&message);
         let ask = convert::ask(message)?;
         let caller = Caller { call, tenant: String::new() };
-        let generation = Box::pin(self.pipeline.open(ask, caller)).await?;
+        let opened = Box::pin(self.pipeline.open(ask, caller)).await;
+        let generation = opened.map_err(|fault| of_prompt(fault, prompt))?;
         Ok(messages(generation, tokens))
     }
 

@@ -21,14 +21,22 @@ pub fn status(mut fault: Fault) -> Status {
     fault.into()
 }
 
-/// The path of a parameter in GenerateRequest; names of the domain are those of the HTTP API.
+/// `fault`, with the prompt named as the field that holds it.
+pub fn of_prompt(mut fault: Fault, field: &str) -> Fault {
+    for (name, _) in fault.violations.iter_mut().filter(|(name, _)| name == "prompt") {
+        field.clone_into(name);
+    }
+    fault
+}
+
+/// The path of a parameter in GenerateRequest; names of the domain are those of the HTTP API. A path stays as it is.
 fn field(param: &str) -> String {
     let (name, _) = param.split_once('.').unwrap_or((param, ""));
     let group = match name {
         "temperature" | "top_p" | "top_k" | "min_p" | "presence_penalty" | "frequency_penalty"
         | "repetition_penalty" | "logit_bias" | "seed" | "logprobs" => "sampling.",
         "max_tokens" | "min_tokens" | "stop_token_ids" | "ignore_eos" => "stop.",
-        "stop" => return "stop_strings".to_owned(),
+        "stop" if param == "stop" => return "stop_strings".to_owned(),
         _ => "",
     };
     format!("{group}{param}")
@@ -45,5 +53,8 @@ mod tests {
         assert_eq!(field("max_tokens"), "stop.max_tokens");
         assert_eq!(field("stop"), "stop_strings");
         assert_eq!(field("messages"), "messages");
+        for param in ["temperature", "logit_bias.7", "max_tokens", "stop", "messages[0].role"] {
+            assert_eq!(field(&field(param)), field(param));
+        }
     }
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tower::retry::budget::{Budget as _, TpsBudget};
 
 use super::generate::Generation;
-use super::prepare::{Caller, Prepared, prepare, tokens_of};
+use super::prepare::{Caller, Prepared, check_ids, prepare, tokens_of};
 use crate::domain::deaths::{Deaths, Fingerprint};
 use crate::domain::flight::Limits;
 use crate::domain::prompt::{Ask, Input};
@@ -137,7 +137,9 @@ impl Pipeline {
 
     /// Text of tokens of `model`.
     pub fn detokenize(&self, model: &str, ids: &[u32]) -> Result<String, Fault> {
-        Ok(self.catalogue().find(model, 0.0)?.tokenizer.text(ids, false))
+        let set = self.catalogue().find(model, 0.0)?;
+        check_ids("token_ids", ids, &set)?;
+        Ok(set.tokenizer.text(ids, false))
     }
 
     async fn prepare(&self, ask: Ask, caller: Caller) -> Result<Prepared, Fault> {

@@ -133,11 +133,7 @@ pub async fn prepare(
 pub async fn tokens_of(input: Input, set: &ServedSet, now: ZonedDateTime) -> Result<Vec<u32>, Fault> {
     match input {
         Input::Tokens(ids) => {
-            if let Some(id) = ids.iter().find(|id| **id >= set.vocabulary) {
-                let message =
-                    format!("{id} is not a token id of this model: they are below {}", set.vocabulary);
-                return Err(Fault::invalid("prompt", message));
-            }
+            check_ids("prompt", &ids, set)?;
             Ok(ids)
         }
         Input::Text(text) => encode(text, true, set).await,
@@ -146,6 +142,13 @@ pub async fn tokens_of(input: Input, set: &ServedSet, now: ZonedDateTime) -> Res
             encode(text, false, set).await
         }
     }
+}
+
+/// Refuses ids that the model does not have; `param` holds them.
+pub fn check_ids(param: &str, ids: &[u32], set: &ServedSet) -> Result<(), Fault> {
+    let Some(id) = ids.iter().find(|id| **id >= set.vocabulary) else { return Ok(()) };
+    let message = format!("{id} is not a token id of this model: they are below {}", set.vocabulary);
+    Err(Fault::invalid(param, message))
 }
 
 async fn render(chat: Chat, set: &ServedSet, now: ZonedDateTime) -> Result<String, Fault> {

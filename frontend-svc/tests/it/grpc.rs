@@ -74,10 +74,8 @@ async fn started_deltas_finished() {
 async fn wrong_parameters_are_field_violations() {
     let harness = Harness::says("x").await;
     let sampling = |sampling| wire::GenerateRequest { sampling: Some(sampling), ..ask() };
-    let chat = |messages| wire::GenerateRequest {
-        input: Some(wire::generate_request::Input::Messages(wire::ChatMessages { messages })),
-        ..ask()
-    };
+    let prompt = |input| wire::GenerateRequest { input: Some(input), ..ask() };
+    let chat = |messages| prompt(wire::generate_request::Input::Messages(wire::ChatMessages { messages }));
     let table = [
         (
             sampling(wire::SamplingParams { temperature: Some(f32::NAN), ..Default::default() }),
@@ -85,6 +83,18 @@ async fn wrong_parameters_are_field_violations() {
         ),
         (sampling(wire::SamplingParams { top_p: Some(0.0), ..Default::default() }), "sampling.top_p"),
         (sampling(wire::SamplingParams { logprobs: Some(21), ..Default::default() }), "sampling.logprobs"),
+        (
+            wire::GenerateRequest {
+                stop: Some(wire::StopConditions { max_tokens: Some(0), ..Default::default() }),
+                ..ask()
+            },
+            "stop.max_tokens",
+        ),
+        (prompt(wire::generate_request::Input::Text("x".repeat(CONTEXT as usize))), "text"),
+        (
+            prompt(wire::generate_request::Input::TokenIds(wire::TokenIds { token_ids: vec![u32::MAX] })),
+            "token_ids",
+        ),
         (wire::GenerateRequest { n: Some(0), ..ask() }, "n"),
         (wire::GenerateRequest { stop_strings: vec![String::new()], ..ask() }, "stop_strings"),
         (wire::GenerateRequest { input: None, ..ask() }, "input"),
@@ -127,4 +137,7 @@ async fn tokens_and_models() {
     assert_eq!(ids, [0xc3, 0xa9, END]);
     let request = wire::DetokenizeRequest { model: MODEL.into(), token_ids: ids };
     assert_eq!(client.detokenize(request).await.unwrap().into_inner().text, "é<|im_end|>");
+    let request = wire::DetokenizeRequest { model: MODEL.into(), token_ids: vec![u32::MAX] };
+    let unknown = client.detokenize(request).await.unwrap_err();
+    assert_eq!(Fault::from_status(&unknown).violations[0].0, "token_ids");
 }
