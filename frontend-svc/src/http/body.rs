@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use tokio::time::timeout;
@@ -16,7 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Longer bodies are parsed off the runtime threads: about a millisecond of work.
 const INLINE_BYTES: usize = 64 * 1024;
 
-/// Reads the body and parses it with `parse`.
+/// Reads the body and parses it with `parse`. One that says it is something else than JSON is refused: a form of any web page could
+/// send it.
 pub async fn parsed<T: Send + 'static>(
     headers: &HeaderMap,
     body: Body,
@@ -27,6 +28,10 @@ pub async fn parsed<T: Send + 'static>(
         let message = format!("the body is longer than the limit of {limit} bytes");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
     };
+    if headers.get(header::CONTENT_TYPE).is_some_and(|kind| !is_json(kind)) {
+        let message = "the body must be JSON, with content-type: application/json";
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message));
+    }
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|it| it.to_str().ok()?.parse::<u64>().ok());
     if declared.is_some_and(|length| length > limit as u64) {
         return Err(too_long());
@@ -54,4 +59,9 @@ pub async fn parsed<T: Send + 'static>(
         parse(&bytes)
     };
     Ok(result?)
+}
+
+fn is_json(kind: &HeaderValue) -> bool {
+    let kind = kind.to_str().unwrap_or_default();
+    kind.split(';').next().is_some_and(|it| it.trim().eq_ignore_ascii_case("application/json"))
 }

@@ -1,5 +1,8 @@
 //! Reads the fields of a JSON body one by one, so that a wrong one is named. Fields that nobody reads are ignored, as OpenAI and vLLM do.
 
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::domain::params::{Draft, Invalid};
@@ -15,8 +18,10 @@ impl Fields {
             Invalid::new("", format!("the body is not UTF-8 from byte {} on", error.valid_up_to()))
         })?;
         match serde_json::from_str(text) {
-            Ok(Value::Object(fields)) => Ok(Self(fields)),
-            Ok(_) => Err(Invalid::new("", "the body is not a JSON object")),
+            // Which one counts differs from reader to reader, and some of them stand between the client and here.
+            Ok(Object { twice: Some(name), .. }) => Err(Invalid::new(name, "is given twice")),
+            Ok(Object { fields, twice: None }) => Ok(Self(fields)),
+            Err(error) if error.is_data() => Err(Invalid::new("", "the body is not a JSON object")),
             Err(error) => Err(Invalid::new("", format!("the body is not valid JSON: {error}"))),
         }
     }
@@ -163,6 +168,40 @@ impl Fields {
                 .collect(),
             Some(other) => Err(wrong("stop", "a string or a list of strings", &other)),
         }
+    }
+}
+
+/// A JSON object, and the first name in it that came again.
+struct Object {
+    fields: Map<String, Value>,
+    twice: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
+        reader.deserialize_map(ObjectVisitor)
+    }
+}
+
+struct ObjectVisitor;
+
+impl<'de> Visitor<'de> for ObjectVisitor {
+    type Value = Object;
+
+    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Object, A::Error> {
+        let mut object = Object { fields: Map::new(), twice: None };
+        while let Some((name, value)) = entries.next_entry::<String, Value>()? {
+            if object.fields.contains_key(&name) {
+                object.twice.get_or_insert(name);
+            } else {
+                object.fields.insert(name, value);
+            }
+        }
+        Ok(object)
     }
 }
 

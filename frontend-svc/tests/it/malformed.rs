@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::client::Client;
 use crate::harness::{Harness, MODEL, Setup};
 
 fn chat(more: Value) -> Value {
@@ -169,6 +170,32 @@ async fn what_is_no_json_is_refused() {
         }
         let deep = "[".repeat(100_000);
         assert_eq!(client.post_bytes(path, deep).await.status, 400);
+    }
+}
+
+#[tokio::test]
+async fn a_name_given_twice_is_refused_by_name() {
+    let harness = Harness::start(Setup::default()).await;
+    let mut client = harness.client().await;
+    let body = r#"{"model": "tiny", "prompt": "Hi", "n": 1, "n": 2, "model": "other"}"#;
+    let answer = client.post_bytes("/v1/completions", body).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["param"]), (400, &json!("n")));
+}
+
+#[tokio::test]
+async fn only_json_is_read() {
+    let harness = Harness::says("x").await;
+    for (kind, status) in [
+        ("application/json", 200),
+        ("Application/JSON; charset=utf-8", 200),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("multipart/form-data; boundary=application/json", 415),
+    ] {
+        let mut request = Client::request("/v1/completions", text(json!({})).to_string());
+        request.headers_mut().insert("content-type", kind.parse().unwrap());
+        let answer = harness.client().await.send(request).await;
+        assert_eq!(answer.status, status, "{kind}: {}", answer.text());
     }
 }
 
