@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-
 use tokio::time::timeout;
 
 use super::error::ApiError;
@@ -13,6 +12,9 @@ use crate::domain::params::Invalid;
 
 /// Time for a whole body: a client that sends slower holds a connection for nothing.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Time in which the rest of a refused body is read: the client of a connection that is closed while it sends sees the connection
+/// break instead of the answer.
+const LINGER: Duration = Duration::from_secs(5);
 /// Longer bodies are parsed off the runtime threads: about a millisecond of work.
 const INLINE_BYTES: usize = 64 * 1024;
 
@@ -20,10 +22,31 @@ const INLINE_BYTES: usize = 64 * 1024;
 /// send it.
 pub async fn parsed<T: Send + 'static>(
     headers: &HeaderMap,
-    body: Body,
+    mut body: Body,
     limit: usize,
     parse: fn(&[u8]) -> Result<T, Invalid>,
 ) -> Result<T, ApiError> {
+    let bytes = match read(headers, &mut body, limit).await {
+        Ok(bytes) => bytes,
+        Err(refusal) => {
+            // A client that asks first has sent nothing.
+            if !headers.contains_key(header::EXPECT) && refusal.status != StatusCode::REQUEST_TIMEOUT {
+                let _ = timeout(LINGER, discard(body)).await;
+            }
+            return Err(refusal);
+        }
+    };
+    let result = if bytes.len() > INLINE_BYTES {
+        tokio::task::spawn_blocking(move || parse(&bytes)).await.map_err(|_| {
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the body could not be parsed")
+        })?
+    } else {
+        parse(&bytes)
+    };
+    Ok(result?)
+}
+
+async fn read(headers: &HeaderMap, body: &mut Body, limit: usize) -> Result<Bytes, ApiError> {
     let too_long = || {
         let message = format!("the body is longer than the limit of {limit} bytes");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
@@ -36,29 +59,22 @@ pub async fn parsed<T: Send + 'static>(
     if declared.is_some_and(|length| length > limit as u64) {
         return Err(too_long());
     }
-    let bytes = match timeout(PATIENCE, Limited::new(body, limit).collect()).await {
-        Ok(Ok(collected)) => collected.to_bytes(),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_long()),
+    match timeout(PATIENCE, Limited::new(body, limit).collect()).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_long()),
         Err(_) => {
             let message = format!("the body did not come within {} s", PATIENCE.as_secs());
-            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", message));
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", message))
         }
         Ok(Err(_)) => {
-            return Err(ApiError::new(
-                StatusCode::BAD_REQUEST,
-                "body_incomplete",
-                "the body could not be read",
-            ));
+            Err(ApiError::new(StatusCode::BAD_REQUEST, "body_incomplete", "the body could not be read"))
         }
-    };
-    let result = if bytes.len() > INLINE_BYTES {
-        tokio::task::spawn_blocking(move || parse(&bytes)).await.map_err(|_| {
-            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the body could not be parsed")
-        })?
-    } else {
-        parse(&bytes)
-    };
-    Ok(result?)
+    }
+}
+
+/// Reads what nobody wants.
+async fn discard(mut body: Body) {
+    while let Some(Ok(_)) = body.frame().await {}
 }
 
 fn is_json(kind: &HeaderValue) -> bool {

@@ -208,6 +208,12 @@ async fn too_much_is_refused_by_its_limit() {
         harness.client().await.post("/v1/completions", &text(json!({"prompt": "x".repeat(5000)}))).await;
     assert_eq!(long.status, 413);
     assert!(long.json()["error"]["message"].as_str().unwrap().contains("4096"), "{}", long.text());
+    // However long it is, the answer is seen, and the connection can go on.
+    let mut client = harness.client().await;
+    for _ in 0..2 {
+        let longer = client.post_bytes("/v1/completions", " ".repeat(8 * 1024 * 1024)).await;
+        assert_eq!(longer.json()["error"]["code"], "body_too_large");
+    }
 
     let body = text(json!({"prompt": "x".repeat(256)}));
     let prompt = harness.client().await.post("/v1/completions", &body).await;
