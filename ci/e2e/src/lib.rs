@@ -6,6 +6,7 @@
 pub mod client;
 pub mod cluster;
 pub mod process;
+pub mod suite;
 
 use std::time::{Duration, Instant};
 

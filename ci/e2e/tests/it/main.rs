@@ -2,3 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod faults;
+mod load;
+mod malformed;
+mod malformed_grpc;
+mod models;
+mod sdk;
