@@ -8,6 +8,7 @@ use std::sync::Arc;
 use armature_svc_kit::call::{Call, RequestId, X_REQUEST_ID};
 use axum::Router;
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -94,8 +95,13 @@ async fn list_models(State(api): State<HttpApi>, request: Request) -> Response {
     .await
 }
 
-async fn one_model(State(api): State<HttpApi>, Path(name): Path<String>, request: Request) -> Response {
-    answered(&api.clone(), "models", request, async move |_, _| {
+async fn one_model(
+    State(api): State<HttpApi>,
+    name: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Response {
+    answered(&api.clone(), "models", request, async move |_, request: Request| {
+        let Ok(Path(name)) = name else { return Err(no_such_path(request).await) };
         Ok(axum::Json(models::one(&api.pipeline.catalogue(), &name, api.started)?).into_response())
     })
     .await

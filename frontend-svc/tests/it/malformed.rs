@@ -244,6 +244,8 @@ async fn what_is_not_there_is_404() {
         );
     }
     assert_eq!(client.get("/v1/models/unknown").await.json()["error"]["code"], "model_not_found");
+    // No model can have a name that is not UTF-8.
+    assert_eq!(client.get("/v1/models/%ff").await.json()["error"]["code"], "not_found");
     assert_eq!(client.get("/v1/nothing").await.status, 404);
     assert_eq!(client.get("/v1/completions").await.status, 405);
     assert_eq!(client.get("/health").await.status, 200);

@@ -237,6 +237,7 @@ async fn wrong_places_are_refused() {
         (http.delete(url(CHAT)), 405),
         (http.post(url("/v1/models")), 405),
         (http.get(url("/v1/models/no%20such")), 404),
+        (http.get(url("/v1/models/%ff%fe")), 404),
         (http.get(url("/v1/nothing")), 404),
         (http.post(url("/v1/chat/completions/more")).body(body.clone()), 404),
         (http.post(url(CHAT)).header("content-type", "text/plain").body(body.clone()), 415),
