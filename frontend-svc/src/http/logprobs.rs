@@ -1,4 +1,5 @@
-//! Log probabilities in the shapes of both APIs.
+//! Log probabilities in the shapes of both APIs. They are written as the 64-bit number that the 32-bit one is, so that a stream and a
+//! whole answer, which is put together from JSON values, have the same digits.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -25,7 +26,7 @@ struct ChatToken {
 #[derive(Debug, Serialize)]
 struct Scored {
     token: String,
-    logprob: f32,
+    logprob: f64,
     bytes: Vec<u8>,
 }
 
@@ -33,7 +34,7 @@ struct Scored {
 #[derive(Debug, Default, Serialize)]
 pub struct TextLogprobs {
     tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
+    token_logprobs: Vec<f64>,
     top_logprobs: Vec<Map<String, Value>>,
     text_offset: Vec<usize>,
 }
@@ -57,13 +58,13 @@ pub fn text(tokens: &[Token], tokenizer: &ModelTokenizer, offset: &mut usize) ->
         logprobs.token_logprobs.push(text.logprob);
         logprobs.tokens.push(text.token);
         let top = token.top.iter().map(|(id, logprob)| scored(*id, *logprob, tokenizer));
-        logprobs.top_logprobs.push(top.map(|it| (it.token, Value::from(f64::from(it.logprob)))).collect());
+        logprobs.top_logprobs.push(top.map(|it| (it.token, Value::from(it.logprob))).collect());
     }
     logprobs
 }
 
 fn scored(id: u32, logprob: f32, tokenizer: &ModelTokenizer) -> Scored {
     let bytes = tokenizer.token_bytes(id);
-    let logprob = if logprob.is_finite() { logprob } else { NEVER };
+    let logprob = f64::from(if logprob.is_finite() { logprob } else { NEVER });
     Scored { token: String::from_utf8_lossy(&bytes).into_owned(), logprob, bytes }
 }

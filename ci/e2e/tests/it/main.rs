@@ -6,4 +6,5 @@ mod load;
 mod malformed;
 mod malformed_grpc;
 mod models;
+mod openai_shapes;
 mod sdk;
