@@ -11,6 +11,15 @@ lint() {
   cargo fmt --all --check
   step "contracts: buf lint"
   (cd proto && "$VENV/bin/buf" lint)
+  step "contracts: changes that break what proto/baseline says (reported; an error from the first release on)"
+  (cd proto && "$VENV/bin/buf" breaking --against baseline/armature.binpb) && echo "none" || echo "these would break peers"
+  step "licences, bans, sources"
+  if cargo deny --version >/dev/null 2>&1; then
+    cargo deny --all-features check licenses bans sources
+  else
+    echo "cargo-deny is not installed (cargo install cargo-deny): only what ci/tidy/tests/packages.rs checks"
+    cargo test --quiet -p armature-tidy --test packages
+  fi
   step "clippy"
   cargo clippy --workspace --all-targets --quiet -- -D warnings
 }
