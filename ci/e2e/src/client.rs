@@ -70,7 +70,8 @@ impl Client {
     /// # Errors
     /// What the transport says.
     pub async fn post_bytes(&self, path: &str, body: Vec<u8>) -> reqwest::Result<Answer> {
-        let request = self.http.post(format!("{}{path}", self.base)).header("content-type", "application/json");
+        let request =
+            self.http.post(format!("{}{path}", self.base)).header("content-type", "application/json");
         Self::read(request.body(body).send().await?).await
     }
 
@@ -89,7 +90,8 @@ impl Client {
         path: &str,
         body: &Value,
     ) -> reqwest::Result<(u16, HeaderMap, impl Stream<Item = Value> + Unpin + use<>)> {
-        let request = self.http.post(format!("{}{path}", self.base)).header("content-type", "application/json");
+        let request =
+            self.http.post(format!("{}{path}", self.base)).header("content-type", "application/json");
         let response = request.body(body.to_string()).send().await?;
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         let mut rest = Vec::new();
@@ -97,13 +99,16 @@ impl Client {
             // A broken connection ends the stream as a payload that no test takes for an answer.
             match part {
                 Ok(bytes) => rest.extend_from_slice(&bytes),
-                Err(error) => rest.extend_from_slice(format!("data: {{\"broken\":\"{error}\"}}\n").as_bytes()),
+                Err(error) => {
+                    rest.extend_from_slice(format!("data: {{\"broken\":\"{error}\"}}\n").as_bytes())
+                }
             }
             let mut payloads = Vec::new();
             while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = rest.drain(..=end).collect();
                 let text = String::from_utf8_lossy(&line);
-                let payload = text.trim().strip_prefix("data:").map(str::trim).filter(|payload| *payload != "[DONE]");
+                let payload =
+                    text.trim().strip_prefix("data:").map(str::trim).filter(|payload| *payload != "[DONE]");
                 payloads.extend(payload.map(|payload| serde_json::from_str(payload).unwrap_or_default()));
             }
             futures_util::stream::iter(payloads)

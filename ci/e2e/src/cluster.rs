@@ -108,7 +108,11 @@ impl Cluster {
     /// # Panics
     /// When there is none.
     pub fn get(&mut self, name: &str) -> &mut Process {
-        self.processes.iter_mut().rev().find(|process| process.name() == name).expect("a process of this name")
+        self.processes
+            .iter_mut()
+            .rev()
+            .find(|process| process.name() == name)
+            .expect("a process of this name")
     }
 
     /// Waits until a request is served, and by that every worker that `seen` names has been: the numbers of

@@ -22,7 +22,12 @@ fn request(model: &str, prompt: &str, max_tokens: u32, seed: u64) -> Value {
 }
 
 /// Reads a stream to its end; calls `at` once, after `after` chunks with text.
-async fn text_of(cluster: &mut Cluster, body: &Value, after: usize, at: impl FnOnce(&mut Cluster, &str)) -> String {
+async fn text_of(
+    cluster: &mut Cluster,
+    body: &Value,
+    after: usize,
+    at: impl FnOnce(&mut Cluster, &str),
+) -> String {
     let (status, headers, mut chunks) = cluster.client.stream("/v1/completions", body).await.unwrap();
     assert_eq!(status, 200);
     let decode = headers["x-armature-decode-worker"].to_str().unwrap().to_owned();
@@ -45,7 +50,10 @@ async fn text_of(cluster: &mut Cluster, body: &Value, after: usize, at: impl FnO
 
 /// Name of the process whose log says that it serves as `instance`.
 fn process_of(cluster: &mut Cluster, instance: &str) -> String {
-    let process = cluster.processes.iter().find(|process| process.log().contains(instance) && process.name().starts_with("worker"));
+    let process = cluster
+        .processes
+        .iter()
+        .find(|process| process.log().contains(instance) && process.name().starts_with("worker"));
     process.expect("a worker logs its instance id").name().to_owned()
 }
 
@@ -74,8 +82,15 @@ async fn a_decode_worker_killed_in_mid_stream_costs_no_token() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_worker_killed_at_any_phase_of_a_hand_off_costs_time_only() {
     let (_dir, model) = tiny_model();
-    let phases =
-        ["source.accepted", "source.begun", "source.granted", "source.piece", "source.computed", "source.done", "source.acked"];
+    let phases = [
+        "source.accepted",
+        "source.begun",
+        "source.granted",
+        "source.piece",
+        "source.computed",
+        "source.done",
+        "source.acked",
+    ];
     for transport in ["[\"tcp\"]", "[\"shm\"]"] {
         let mut cluster = Cluster::start(Some(&model));
         let settings = [("served_name", "tiny"), ("transports", transport)];
