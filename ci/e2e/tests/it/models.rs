@@ -1,8 +1,11 @@
 //! Several models side by side, and prefixes that are reused within each.
 
+use armature_contracts::inference::v1 as wire;
+use armature_contracts::inference::v1::inference_service_client::InferenceServiceClient;
 use armature_e2e::suite::Suite;
 use armature_tiny_gguf::Spec;
 use serde_json::{Value, json};
+use tokio_stream::StreamExt;
 
 /// 72 tokens and more in any of the vocabularies here.
 const PROMPT: &str =
@@ -20,6 +23,17 @@ async fn complete(suite: &Suite, model: &str, prompt: &Value, salt: &str) -> (St
     let count = |value: &Value| value.as_u64().unwrap();
     let text = answer.body["choices"][0]["text"].as_str().unwrap().to_owned();
     (text, count(&usage["prompt_tokens"]), count(&usage["prompt_tokens_details"]["cached_tokens"]))
+}
+
+async fn usage(suite: &Suite, request: wire::GenerateRequest) -> wire::Usage {
+    let mut client = InferenceServiceClient::connect(format!("http://{}", suite.grpc)).await.unwrap();
+    let mut answer = client.generate(request).await.unwrap().into_inner();
+    while let Some(message) = answer.next().await {
+        if let Some(wire::generate_response::Event::Finished(finished)) = message.unwrap().event {
+            return finished.usage.unwrap();
+        }
+    }
+    panic!("an answer without an end");
 }
 
 #[tokio::test]
@@ -75,6 +89,17 @@ async fn a_shared_prefix_is_computed_once() {
         // 62 full blocks of 16 lie within the 1,000 tokens that are shared; the rest is this request's own.
         assert_eq!((tokens, cached), (1040, 992), "tail {tail}");
     }
+    // The account by phase, which only gRPC tells: what was not found was computed, once, by whichever worker.
+    let token_ids = shared.iter().copied().chain([69; 40]).collect();
+    let request = wire::GenerateRequest {
+        model: "sim".into(),
+        input: Some(wire::generate_request::Input::TokenIds(wire::TokenIds { token_ids })),
+        stop: Some(wire::StopConditions { max_tokens: Some(4), ..Default::default() }),
+        ..Default::default()
+    };
+    let usage = usage(&suite, request).await;
+    assert_eq!((usage.prompt_tokens, usage.cached_tokens), (1040, 992));
+    assert_eq!(usage.computed_tokens + usage.remote_computed_tokens, 48, "{usage:?}");
     let (_, _, cached) = complete(&suite, "sim", &with_tail(65), "private").await;
     assert_eq!(cached, 0, "another salt shares nothing");
     suite.idle().await;
