@@ -23,8 +23,9 @@ pub(super) async fn print(fleet: &Fleet) -> Result<()> {
         fleet.http,
         serde_json::json!({
             "model": model,
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
-            "max_tokens": 32,
+            "messages": [{"role": "user", "content": "Tell me one fact about the sea."}],
+            "max_tokens": 64,
+            "temperature": 0,
         })
     );
     println!("\nor `make chat` in another terminal; Ctrl-C here drains and exits");

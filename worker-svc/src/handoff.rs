@@ -8,12 +8,14 @@
 //!        │ grants ──> pieces land     (LANDING -> LANDED)
 //!        │ PrefillDone: first tokens stream at once
 //!        │ all landed: Ack ──> AckConfirmed   (COMMITTED)
-//!   failed after Begin ──> quarantine until no write can arrive; prefill here, or PREFILL_LOST
+//!   failed after Begin ──> quarantine until no write can arrive; admitted again for the next alternate, and without
+//!                          one prefilled here, or PREFILL_LOST
 //! ```
 //!
 //! tcp: COMMITTED when the last piece has landed, for nothing at the source can change what was sent. shm: when
 //! AckConfirmed has proven that the source was pinned throughout. Decoding starts at COMMITTED.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -32,7 +34,9 @@ use crate::domain::sampled::Sampled;
 use crate::domain::scheduler::Fallback;
 use crate::grpc::wire_to as convert;
 use crate::metrics::HandoffEnd;
-use crate::transfer::{self, Commit, LandingEvent, LandingRequest, LandingSession, TransferId, TransferSecret};
+use crate::transfer::{
+    self, Commit, LandingEvent, LandingRequest, LandingSession, TransferId, TransferSecret,
+};
 use crate::worker::Worker;
 
 /// Messages to the prefill worker that wait to be sent; grants come no faster than windows land.
@@ -96,6 +100,7 @@ pub(crate) struct Handoff {
 #[derive(Debug)]
 enum Order {
     Granted { window: WindowIndex, tokens: Range<usize>, blocks: Vec<BlockId> },
+    Readmitted { tokens: Range<usize> },
     Abort,
 }
 
@@ -113,6 +118,11 @@ impl Handoff {
     /// Blocks are there for a window.
     pub(crate) fn granted(&self, window: WindowIndex, tokens: Range<usize>, blocks: Vec<BlockId>) {
         let _ = self.orders.send(Order::Granted { window, tokens, blocks });
+    }
+
+    /// Capacity is promised once more, after a transfer that broke.
+    pub(crate) fn readmitted(&self, tokens: Range<usize>) {
+        let _ = self.orders.send(Order::Readmitted { tokens });
     }
 
     /// The KV is not wanted any more.
@@ -139,26 +149,40 @@ struct Task {
 enum Ended {
     /// Committed, broken or not wanted any more; everything is cleaned up.
     Over,
-    /// The next target may do better.
+    /// The next target may do better; nothing was granted.
     Refused(String),
+    /// Pages were perhaps granted, and can no longer be written. The scheduler has been told that the next target is tried.
+    Broken(String),
 }
 
 impl Task {
     async fn run(mut self) {
         let mut reasons = Vec::new();
-        for target in std::mem::take(&mut self.plan.targets) {
+        let mut targets = VecDeque::from(std::mem::take(&mut self.plan.targets));
+        while let Some(target) = targets.pop_front() {
             let name = target.worker.map(|rank| WorkerRank::from(rank).to_string()).unwrap_or_default();
-            let Ended::Refused(reason) = self.attempt(&target).await else { return };
-            self.worker.metrics.handoff(HandoffEnd::Refused);
-            tracing::warn!(prefill_worker = name, %reason, "hand-off refused");
+            let reason = match self.attempt(&target, targets.is_empty()).await {
+                Ended::Over => return,
+                Ended::Refused(reason) => {
+                    self.worker.metrics.handoff(HandoffEnd::Refused);
+                    reason
+                }
+                Ended::Broken(reason) => {
+                    // Only a promise made anew can be granted to the next target.
+                    let Some(Order::Readmitted { tokens }) = self.inbox.recv().await else { return };
+                    self.tokens = tokens;
+                    reason
+                }
+            };
+            tracing::warn!(prefill_worker = name, %reason, "hand-off failed");
             reasons.push(format!("{name}: {reason}"));
         }
-        let fallback = if self.plan.local_forbidden {
-            Fallback::Fail(reasons.join("; "))
-        } else {
-            Fallback::Local
-        };
-        self.fail(fallback);
+        self.fail(self.last_resort(&reasons.join("; ")));
+    }
+
+    /// What becomes of the request when no target is left.
+    fn last_resort(&self, reason: &str) -> Fallback {
+        if self.plan.local_forbidden { Fallback::Fail(reason.to_owned()) } else { Fallback::Local }
     }
 
     /// Tells the scheduler that this transfer is lost. A request that has ended meanwhile does not mind.
@@ -168,7 +192,7 @@ impl Task {
         });
     }
 
-    async fn attempt(&mut self, target: &wire::PrefillTarget) -> Ended {
+    async fn attempt(&mut self, target: &wire::PrefillTarget, is_last: bool) -> Ended {
         let Some(prefill_worker) = target.worker.map(WorkerRank::from) else {
             return Ended::Refused("it has no id".into());
         };
@@ -212,6 +236,7 @@ impl Task {
             outgoing,
             begun: false,
             done: false,
+            is_last,
             all_landed: None,
         };
         attempt.lead(incoming).await
@@ -243,6 +268,7 @@ struct Attempt<'a> {
     outgoing: mpsc::Sender<wire::PrefillRequest>,
     begun: bool,
     done: bool,
+    is_last: bool,
     all_landed: Option<Commit>,
 }
 
@@ -275,15 +301,14 @@ impl Attempt<'_> {
             Stop::Failed(reason) if !self.begun => Task::refused(self.session, reason).await,
             Stop::Failed(reason) => {
                 drop(incoming);
-                if self.task.plan.local_forbidden {
-                    self.task.fail(Fallback::Fail(reason.clone()));
-                } else {
-                    self.task.fail(Fallback::Local);
-                }
                 self.task.worker.metrics.handoff(HandoffEnd::Broken);
-                tracing::warn!(prefill_worker = %self.prefill_worker, %reason, "hand-off broke after begin");
+                // First tokens that are known stream already: the rest is computed here.
+                let again = !self.is_last && !self.done;
+                let fallback = if again { Fallback::Again } else { self.task.last_resort(&reason) };
+                tracing::warn!(prefill_worker = %self.prefill_worker, %reason, again, "hand-off broke after begin");
+                self.task.fail(fallback);
                 self.quiesce().await;
-                Ended::Over
+                if again { Ended::Broken(reason) } else { Ended::Over }
             }
         }
     }
@@ -319,6 +344,8 @@ impl Attempt<'_> {
     async fn order(&mut self, order: Option<Order>) -> Result<(), Stop> {
         match order {
             None | Some(Order::Abort) => Err(Stop::Unwanted),
+            // Said once per promise, and this attempt has one.
+            Some(Order::Readmitted { .. }) => Ok(()),
             Some(Order::Granted { window, tokens, blocks }) => {
                 let tokens = convert::token_range(&tokens);
                 let grant = self.session.grant(tokens, blocks).map_err(failed)?;
@@ -351,7 +378,9 @@ impl Attempt<'_> {
                 self.task.worker.prefill_used.note(self.task.plan.reservation, self.prefill_worker);
                 let first: Vec<(u32, Sampled)> = convert::first_tokens(&done);
                 if !first.is_empty() {
-                    self.scheduler(|core, request, now| core.scheduler.landing_first_tokens(request, first, now))?;
+                    self.scheduler(|core, request, now| {
+                        core.scheduler.landing_first_tokens(request, first, now)
+                    })?;
                 }
                 self.done = true;
                 self.acknowledge().await
@@ -377,7 +406,10 @@ impl Attempt<'_> {
             Some(LandingEvent::AllLanded(commit)) => {
                 self.all_landed = Some(commit);
                 let tokens = self.task.tokens.len();
-                self.task.worker.metrics.landed(tokens, self.task.worker.driver.kv().geometry().token_bytes());
+                self.task
+                    .worker
+                    .metrics
+                    .landed(tokens, self.task.worker.driver.kv().geometry().token_bytes());
                 self.acknowledge().await
             }
             Some(LandingEvent::Failed(failure)) => Err(failed(failure)),

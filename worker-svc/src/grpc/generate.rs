@@ -110,7 +110,9 @@ impl Run {
             }
             Effect::LandingAdmitted { from_token, prompt_len, request } => {
                 self.say_started(from_token as u32).await;
-                if let Some(plan) = plan.take() {
+                if let Some(handoff) = &self.handoff {
+                    handoff.readmitted(from_token..prompt_len);
+                } else if let Some(plan) = plan.take() {
                     self.handoff = Some(Handoff::start(&self.worker, plan, request, from_token..prompt_len));
                 }
             }

@@ -154,3 +154,44 @@ async fn many_hand_offs_at_once_all_finish() {
         d.quiet().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_worker_lost_after_begin_is_replaced_by_the_next_that_the_router_named() {
+    for transport in TRANSPORTS {
+        let mut fleet = Fleet::sim();
+        let first = fleet
+            .start(Role::Prefill, |c| {
+                c.transports = vec![transport];
+                c.fault_point = Some(armature_worker::faults::FaultPoint::SourceBegun);
+            })
+            .await;
+        let second = fleet.start(Role::Prefill, |c| c.transports = vec![transport]).await;
+        let d = fleet.start(Role::Decode, |c| c.transports = vec![transport]).await;
+        let alone = second.generate(request(&second, &prompt(200, 20), 8, 2)).await.unwrap();
+        let mut asked = request(&d, &prompt(200, 20), 8, 2);
+        disaggregate(&mut asked, &[&first, &second]);
+        let asking = {
+            let d = d.client.clone();
+            async move { d.clone().generate(asked).await }
+        };
+        let mut stream = asking.await.unwrap().into_inner();
+        wait_until("the first has begun", async || {
+            first.metric("armature_worker_prefills_total").await == 1.0
+        })
+        .await;
+        wait_until("blocks are granted", async || d.metric("armature_worker_kv_blocks_active").await > 0.0)
+            .await;
+        drop(first);
+        let mut tokens = vec![Vec::new(); 2];
+        while let Some(answer) = stream.next().await {
+            if let Some(armature_contracts::worker::v1::generate_response::Event::Delta(delta)) =
+                answer.unwrap().event
+            {
+                tokens[delta.choice as usize].extend(delta.tokens.iter().map(|token| token.token_id));
+            }
+        }
+        assert_eq!(tokens, alone.tokens, "{transport:?}");
+        d.quiet().await;
+        second.quiet().await;
+    }
+}

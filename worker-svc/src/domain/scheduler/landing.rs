@@ -13,6 +13,9 @@ use crate::domain::time::Time;
 pub enum Fallback {
     /// It is prefilled here, from its old place in the queue.
     Local,
+    /// It waits for its admission again, from its old place in the queue, to be handed off by another prefill worker. One whose
+    /// first tokens have been told is prefilled here instead.
+    Again,
     /// It fails, for this reason.
     Fail(String),
 }
@@ -221,21 +224,25 @@ impl Scheduler {
         self.grant_windows(now);
         match fallback {
             Fallback::Fail(reason) => self.fail_request(id, Failure::PrefillLost(reason), now),
-            Fallback::Local => self.prefill_here(id, &first_tokens, now),
+            Fallback::Again if first_tokens.is_empty() => {
+                self.requeue(id, RequestKind::Landing, &first_tokens, now);
+            }
+            Fallback::Again | Fallback::Local => self.requeue(id, RequestKind::Local, &first_tokens, now),
         }
         Ok(())
     }
 
-    /// Puts a request whose transfer is gone back into the queue, as if it had been local from the start.
-    fn prefill_here(
+    /// Puts a request whose transfer is gone back into the queue, as if it had been of `kind` from the start.
+    fn requeue(
         &mut self,
         id: RequestId,
+        kind: RequestKind,
         first_tokens: &std::collections::BTreeMap<u32, u32>,
         now: Time,
     ) {
         let Some(seq_id) = self.landing_sequence(id) else { return };
         let Some(request) = self.requests.get_mut(&id) else { return };
-        request.kind = RequestKind::Local;
+        request.kind = kind;
         let Some(seq) = self.seqs.remove(&seq_id) else { return };
         self.waiting.remove(&seq.rank);
         let choices = seq.choices.iter().map(|choice| {
