@@ -1,19 +1,21 @@
 //! Clients that are not ours: the official OpenAI SDK, and gRPC in another language with stubs from the .proto files.
 
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use armature_e2e::suite::Suite;
 use tokio::process::Command;
 
+/// Says so where the test runner does not swallow it.
+fn skipped(why: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED {}: {why}", module_path!());
+}
+
 /// Runs a script of ci/e2e/python; what it prints is shown when it fails.
 async fn python(script: &str, args: &[&str]) {
-    let python = std::env::var_os("ARMATURE_PYTHON");
-    let Some(python) = python else {
-        eprintln!(
-            "SKIPPED {script}: ARMATURE_PYTHON names no Python with ci/requirements.txt; ci/gate.sh sets it"
-        );
-        return;
+    let Some(python) = std::env::var_os("ARMATURE_PYTHON") else {
+        return skipped("ARMATURE_PYTHON names no Python with ci/requirements.txt: ci/gate.sh sets it");
     };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("python").join(script);
     let mut command = Command::new(python);
@@ -24,16 +26,25 @@ async fn python(script: &str, args: &[&str]) {
     assert!(said.contains("ok "), "it checked nothing: {said}{wrong}");
 }
 
-#[tokio::test]
-async fn openai() {
-    let suite = Suite::sim().await;
+async fn both(suite: Suite) {
     python("openai_sdk.py", &[&format!("{}/v1", suite.client.base())]).await;
+    python("grpc_client.py", &[&suite.grpc, concat!(env!("CARGO_MANIFEST_DIR"), "/../../proto")]).await;
     suite.idle().await;
 }
 
 #[tokio::test]
-async fn grpc_in_python() {
-    let suite = Suite::sim().await;
-    python("grpc_client.py", &[&suite.grpc, concat!(env!("CARGO_MANIFEST_DIR"), "/../../proto")]).await;
-    suite.idle().await;
+async fn the_simulated_engine() {
+    both(Suite::sim().await).await;
+}
+
+/// On what `armature model fetch` got: real text, real tokens, real end tokens.
+#[tokio::test]
+async fn the_reference_model() {
+    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache/armature"));
+    let cache = std::env::var_os("ARMATURE_CACHE").map(PathBuf::from).or_else(home).unwrap();
+    if std::fs::read_dir(cache.join("models")).is_ok_and(|mut models| models.next().is_some()) {
+        both(Suite::start(&["--prefill", "1", "--decode", "1"]).await).await;
+    } else {
+        skipped("the reference model is not there: armature model fetch");
+    }
 }
