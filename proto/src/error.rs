@@ -294,8 +294,27 @@ mod tests {
     fn every_reason_is_listed_for_users() {
         let list = include_str!("../../docs/error-reasons.md");
         for reason in Reason::ALL {
-            assert!(list.contains(&format!("| `{}` |", reason.as_str())), "{} is missing", reason.as_str());
+            let mut code = String::new();
+            for letter in format!("{:?}", reason.code()).chars() {
+                if letter.is_uppercase() && !code.is_empty() {
+                    code.push('_');
+                }
+                code.push(letter.to_ascii_uppercase());
+            }
+            let concerns = match reason.scope() {
+                Scope::ThisWorker => "another worker may do better",
+                Scope::AllWorkers => "no worker would do better now",
+                Scope::Request => "the request, wherever it goes",
+            };
+            let begin = format!("| `{}` | {code} |", reason.as_str());
+            let row = list.lines().find(|line| line.starts_with(&begin));
+            assert!(
+                row.is_some_and(|row| row.ends_with(&format!("| {concerns} |"))),
+                "{begin} ... {concerns}: {row:?}"
+            );
         }
+        let rows = list.lines().filter(|line| line.starts_with("| `")).count();
+        assert_eq!(rows, Reason::ALL.len(), "rows of reasons that do not exist");
     }
 
     #[test]
