@@ -168,8 +168,7 @@ impl Task {
                     reason
                 }
                 Ended::Broken(reason) => {
-                    // Only a promise made anew can be granted to the next target.
-                    let Some(Order::Readmitted { tokens }) = self.inbox.recv().await else { return };
+                    let Some(tokens) = self.readmitted().await else { return };
                     self.tokens = tokens;
                     reason
                 }
@@ -178,6 +177,18 @@ impl Task {
             reasons.push(format!("{name}: {reason}"));
         }
         self.fail(self.last_resort(&reasons.join("; ")));
+    }
+
+    /// Waits for the promise that the next target's transfer needs; `None` when the KV is not wanted any more.
+    async fn readmitted(&mut self) -> Option<Range<usize>> {
+        loop {
+            match self.inbox.recv().await? {
+                Order::Readmitted { tokens } => return Some(tokens),
+                Order::Abort => return None,
+                // Of the broken transfer: its blocks have been given back.
+                Order::Granted { .. } => {}
+            }
+        }
     }
 
     /// What becomes of the request when no target is left.

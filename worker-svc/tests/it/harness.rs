@@ -11,6 +11,7 @@ use armature_svc_kit::address::Address;
 use armature_svc_kit::channel::{Channel, ChannelOptions, Channels};
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::network::Network;
+use armature_svc_kit::telemetry::{Telemetry, TelemetryConfig};
 use armature_worker::app::{Parts, Running, start};
 use armature_worker::config::{Config, EngineKind, Transport};
 use armature_worker::engine::llama::WeightStore;
@@ -68,6 +69,9 @@ impl Fleet {
     }
 
     fn of(base: Config) -> Self {
+        // RUST_LOG=debug shows what the workers do; the first test of the process sets it up.
+        let quiet = TelemetryConfig { log_level: "off".into(), ..TelemetryConfig::default() };
+        let _ = Telemetry::start(&quiet, "test");
         let dir = tempfile::tempdir().unwrap();
         let base = Config {
             discovery: vec![Address::mem("discovery")],
