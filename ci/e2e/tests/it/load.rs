@@ -29,7 +29,7 @@ struct Plan {
 fn plans(seed: u64, vanish: f64) -> Vec<Plan> {
     let mut rng = StdRng::seed_from_u64(seed);
     let plan = |i: usize| {
-        let (stream, n, max_tokens) = (rng.random(), rng.random_range(1..=3), rng.random_range(1..=120));
+        let (stream, n, max_tokens) = (rng.random(), rng.random_range(1..=3), rng.random_range(1..=60));
         // A third of the prompts begin alike, some are long enough for a prefill worker, no two are equal.
         let shared = *["", "One beginning that many share, long enough for some blocks of sixteen tokens. "]
             .choose(&mut rng)
@@ -118,9 +118,9 @@ async fn play_all(suite: &Suite, plans: Vec<Plan>) -> usize {
     clients.join_all().await.into_iter().filter(|served| *served).count()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn patient_clients_are_all_served_whoever_goes_away() {
-    let suite = Suite::sim().await;
+/// A crowd that waits, then one of which 30 % vanish; all KV goes from prefill to decode workers over `transport`.
+async fn crowds(transport: &str) {
+    let suite = Suite::start(&["--engine", "sim", "--speedup", "10", "--transports", transport]).await;
     assert_eq!(play_all(&suite, plans(1, 0.0)).await, CLIENTS);
     suite.idle().await;
     let plans = plans(2, 0.3);
@@ -128,4 +128,14 @@ async fn patient_clients_are_all_served_whoever_goes_away() {
     let served = play_all(&suite, plans).await;
     assert!((patient..CLIENTS).contains(&served), "{served} of at least {patient} were served");
     suite.idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn patient_clients_are_all_served_whoever_goes_away() {
+    crowds("shm").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn patient_clients_are_all_served_over_tcp_too() {
+    crowds("tcp").await;
 }
