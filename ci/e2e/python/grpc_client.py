@@ -62,8 +62,8 @@ def generates_from_messages(stub, pb, model):
     check(ends == [pb.FINISH_REASON_LENGTH] * 2, "each choice ends once", ends)
     usage = finished.usage
     check(usage.prompt_tokens == started.prompt_tokens and usage.completion_tokens == 32, "usage", finished)
-    parts = usage.cached_tokens + usage.computed_tokens + usage.remote_computed_tokens
-    check(parts == usage.prompt_tokens, "each prompt token was found or computed, once", usage)
+    parts = usage.cached_tokens + usage.transferred_tokens + usage.computed_tokens
+    check(parts == usage.prompt_tokens, "each prompt token was found, received or computed", usage)
     request.sampling.seed = started.seed
     check(generate(stub, request)[1] == text, "the seed that was said gives the same answer")
 

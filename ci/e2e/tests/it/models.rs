@@ -89,7 +89,7 @@ async fn a_shared_prefix_is_computed_once() {
         // 62 full blocks of 16 lie within the 1,000 tokens that are shared; the rest is this request's own.
         assert_eq!((tokens, cached), (1040, 992), "tail {tail}");
     }
-    // The account by phase, which only gRPC tells: what was not found was computed, once, by whichever worker.
+    // The account by phase, which only gRPC tells: what was not found was computed here, or elsewhere and received.
     let token_ids = shared.iter().copied().chain([69; 40]).collect();
     let request = wire::GenerateRequest {
         model: "sim".into(),
@@ -99,7 +99,7 @@ async fn a_shared_prefix_is_computed_once() {
     };
     let usage = usage(&suite, request).await;
     assert_eq!((usage.prompt_tokens, usage.cached_tokens), (1040, 992));
-    assert_eq!(usage.computed_tokens + usage.remote_computed_tokens, 48, "{usage:?}");
+    assert_eq!(usage.computed_tokens + usage.transferred_tokens, 48, "{usage:?}");
     let (_, _, cached) = complete(&suite, "sim", &with_tail(65), "private").await;
     assert_eq!(cached, 0, "another salt shares nothing");
     suite.idle().await;
