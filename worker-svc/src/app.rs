@@ -137,7 +137,7 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
     let kv = Arc::new(kv);
 
     let (driver, thread) =
-        Driver::start(engine, Arc::clone(&kv), scheduler(config, &identity), config.poison_landing)
+        Driver::start(engine, Arc::clone(&kv), scheduler(config, &identity), config.poison_blocks)
             .map_err(system("cannot start the engine's thread"))?;
     let registry = parts.registry.sub_registry_with_prefix("armature_worker");
     let metrics = Metrics::new(registry);

@@ -83,8 +83,8 @@ pub struct Config {
     pub drain_seconds: f64,
     /// The simulated engine.
     pub sim: SimConfig,
-    /// Fills landing blocks with NaN before they are granted, so that a read of incomplete KV shows.
-    pub poison_landing: bool,
+    /// Fills blocks with NaN before they are first written, so that a read of what is not there shows.
+    pub poison_blocks: bool,
     /// Holds this process for ever at a phase of a hand-off; for fault tests.
     pub fault_point: Option<FaultPoint>,
     /// Logs and traces.
@@ -166,7 +166,7 @@ impl Default for Config {
             handoff: HandoffSettings::default(),
             drain_seconds: 30.0,
             sim: SimConfig::default(),
-            poison_landing: false,
+            poison_blocks: false,
             fault_point: None,
             telemetry: TelemetryConfig::default(),
         }

@@ -82,7 +82,7 @@ impl Cluster {
             ("admin", admin.clone()),
             ("discovery", format!("[\"{}\"]", self.discovery)),
             ("shm_dir", self.dir.path().join("shm").display().to_string()),
-            ("poison_landing", "true".into()),
+            ("poison_blocks", "true".into()),
             ("kv_blocks", "256".into()),
         ];
         match &self.model {

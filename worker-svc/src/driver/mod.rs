@@ -42,7 +42,7 @@ pub struct Driver {
     kv: Arc<KvMemory>,
     spec: ModelSpec,
     start: Instant,
-    /// Overwrites landing blocks before they are granted, so that a read before they are complete shows.
+    /// Overwrites blocks before they are first written, so that a read of what is not there shows.
     poison: bool,
     changed: watch::Sender<u64>,
     kv_batch: watch::Sender<u64>,

@@ -12,6 +12,7 @@ use super::{Core, Driver, Event, LayerReady};
 use crate::domain::ids::{BlockId, SeqId};
 use crate::domain::sampling::{self, Draw, History, SamplingParams, Scratch};
 use crate::domain::scheduler::{PlannedChunk, StepPlan, StepResult};
+use crate::kv_memory::KvMemory;
 use crate::ports::{Chunk, Engine, EngineError, StepOutput, StepWatch};
 
 /// Longest sleep of an idle engine thread: it wakes for work at once, and this often for nothing.
@@ -23,6 +24,9 @@ pub(super) fn run(driver: &Driver, mut engine: Box<dyn Engine>) {
     while let Some(plan) = next_plan(driver) {
         let watch = PassWatch::of(&plan, &driver.lock());
         let start = Instant::now();
+        if driver.poison {
+            poison_fresh(&driver.kv, &plan);
+        }
         for copy in &plan.copies {
             driver.kv.copy_slots(copy.from, copy.to, copy.tokens);
         }
@@ -66,6 +70,19 @@ fn next_plan(driver: &Driver) -> Option<StepPlan> {
         // A wake-up that is due already still yields the lock for a moment.
         let sleep = sleep.max(Duration::from_millis(1));
         core = driver.wake.wait_timeout(core, sleep).expect("scheduler state is sound").0;
+    }
+}
+
+/// Overwrites the blocks that this pass is the first to write for their sequence, whatever they held before.
+fn poison_fresh(kv: &KvMemory, plan: &StepPlan) {
+    for copy in &plan.copies {
+        kv.poison(copy.to);
+    }
+    let block_size = kv.geometry().block_size;
+    for chunk in &plan.chunks {
+        for block in chunk.blocks.iter().skip(chunk.start.div_ceil(block_size)) {
+            kv.poison(*block);
+        }
     }
 }
 

@@ -29,6 +29,30 @@ async fn the_same_request_has_the_same_tokens_with_and_without_a_cached_prefix()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn requests_that_preempt_each_other_have_the_tokens_they_have_alone() {
+    let mut fleet = Fleet::tiny();
+    let roomy = fleet.start(Role::Aggregated, |_| {}).await;
+    // Room for one and a half of four sequences of 180 tokens: decoding has to take blocks from others again and again.
+    let tight = fleet.start(Role::Aggregated, |config| config.kv_blocks = 18).await;
+    let prompts: Vec<Vec<u32>> = (0..4).map(|i| prompt(60, 30 + i)).collect();
+    let mut alone = Vec::new();
+    for prompt in &prompts {
+        alone.push(roomy.generate(request(&roomy, prompt, 120, 1)).await.unwrap());
+    }
+    let together = prompts.iter().map(|prompt| tight.generate(request(&tight, prompt, 120, 1)));
+    let together = futures_util::future::join_all(together).await;
+    let mut computed = 0;
+    for (alone, together) in alone.iter().zip(together) {
+        let together = together.unwrap();
+        assert_eq!(together.tokens, alone.tokens);
+        assert_eq!(together.logprobs, alone.logprobs);
+        computed += together.usage.computed_tokens;
+    }
+    assert!(computed > 4 * 60, "nothing was computed twice, so nothing was preempted: {computed}");
+    tight.quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn choices_are_drawn_apart_and_resumed_choices_go_on_as_they_would_have() {
     let mut fleet = Fleet::tiny();
     let node = fleet.start(Role::Aggregated, |_| {}).await;

@@ -35,6 +35,15 @@ async fn a_handed_off_request_has_the_tokens_of_an_aggregated_one() {
             assert_eq!(d.metric("armature_worker_prompt_tokens_computed_total").await, on_d);
             let bytes = d.metric("armature_worker_landed_bytes_total").await - landed;
             assert_eq!(bytes, (length * d.identity.spec.kv.token_bytes()) as f64);
+
+            // Again, now that both sides have the prefix: only the rest moves, and the tokens are the same.
+            let mut again = request(&d, &prompt, 12, n);
+            disaggregate(&mut again, &[&p]);
+            let again = d.generate(again).await.unwrap();
+            let cached = (length - 1) / 16 * 16;
+            assert_eq!((again.tokens, again.logprobs), (expected.tokens, expected.logprobs), "{transport:?}, reused");
+            assert_eq!(again.usage.cached_tokens as usize, cached, "{transport:?}, prompt of {length}");
+            assert_eq!(again.usage.transferred_tokens as usize, length - cached);
         }
         p.quiet().await;
         d.quiet().await;

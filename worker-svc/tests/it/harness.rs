@@ -77,7 +77,7 @@ impl Fleet {
             discovery: vec![Address::mem("discovery")],
             kv_listen: Address::tcp("127.0.0.1", 0),
             shm_dir: dir.path().join("shm"),
-            poison_landing: true,
+            poison_blocks: true,
             ..base
         };
         Self { network: Network::new(), weights: Arc::default(), dir, base, count: 0 }
