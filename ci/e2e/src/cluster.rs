@@ -2,12 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
+use futures_util::future::join_all;
 use serde_json::json;
 use tempfile::TempDir;
 
 use crate::client::Client;
 use crate::process::{Process, free_port};
 use crate::wait_until;
+
+/// Requests at once while waiting for every worker to serve.
+const BURST: usize = 24;
 
 /// Discovery, routers, frontend and workers, each a process.
 #[derive(Debug)]
@@ -115,18 +119,22 @@ impl Cluster {
             .expect("a process of this name")
     }
 
-    /// Waits until a request is served, and by that every worker that `seen` names has been: the numbers of
-    /// distinct decode and prefill workers that answers name.
+    /// Waits until requests are served, and by that every worker that `seen` names has been: the numbers of
+    /// distinct decode and prefill workers that answers name. They come in bursts of long prompts: fewer
+    /// would all go to the worker that has run before and is faster than one of which nothing is known yet seems.
     pub async fn serving(&mut self, model: &str, decode: usize, prefill: usize) {
         let client = self.client.clone();
         let mut seen = (std::collections::HashSet::new(), std::collections::HashSet::new());
         let mut salt = 0;
         wait_until("every worker serves", async || {
-            salt += 1;
-            let body = json!({"model": model, "prompt": format!("warm up {salt}"), "max_tokens": 1});
-            if let Ok(answer) = client.post("/v1/completions", &body).await
-                && answer.status == 200
-            {
+            let burst = (0..BURST).map(|_| {
+                salt += 1;
+                let prompt = format!("{salt}{}", " warm up".repeat(50));
+                let body = json!({"model": model, "prompt": prompt, "max_tokens": 8, "ignore_eos": true});
+                let client = client.clone();
+                async move { client.post("/v1/completions", &body).await }
+            });
+            for answer in join_all(burst).await.into_iter().flatten().filter(|answer| answer.status == 200) {
                 seen.0.insert(answer.header("x-armature-decode-worker"));
                 seen.1.extend(Some(answer.header("x-armature-prefill-worker")).filter(|w| !w.is_empty()));
             }
