@@ -11,7 +11,6 @@ use crate::domain::index::snapshot::Chunk;
 use crate::domain::index::wire::{Batch, Event, Mark};
 use crate::domain::load::Report;
 use crate::domain::reservations::{Settled, Settlement};
-use crate::domain::step_cost::FittedStep;
 use crate::domain::units::{BlockSize, Blocks, SequenceHash, Tier, Time, Tokens};
 
 /// How a worker's blocks are named, by its card.
@@ -77,7 +76,6 @@ pub fn reports(
             cached: Blocks(state.blocks_cached),
             free: Blocks(state.blocks_free),
             victim_age: state.next_victim_age.and_then(|age| Duration::try_from(age).ok()),
-            step: state.step_model.as_ref().and_then(fitted),
             draining: message.draining,
             received,
         };
@@ -99,16 +97,6 @@ pub fn settled(message: &wire::WatchStateResponse) -> Vec<Settled> {
         Some(Settled { key, settlement, prefill_worker: entry.prefill_worker.map(WorkerRank::from) })
     };
     message.settled.iter().filter_map(settled).collect()
-}
-
-fn fitted(model: &wire::StepModel) -> Option<FittedStep> {
-    let fitted = FittedStep {
-        base: model.base_ms,
-        per_prefill_token: model.per_prefill_token_ms,
-        per_decode_row: model.per_decode_row_ms,
-        per_context_token: model.per_context_token_ms,
-    };
-    (model.observations > 0).then_some(fitted)
 }
 
 /// A chunk of a snapshot.

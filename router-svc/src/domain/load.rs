@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::reservations::Pending;
-use super::step_cost::{FittedStep, StepCost};
+use super::step_cost::StepCost;
 use super::units::{Blocks, Micros, Millis, Time, Tokens};
 use super::worker::Worker;
 
@@ -24,8 +24,6 @@ pub struct Report {
     pub free: Blocks,
     /// Time since last use of the block that would be evicted next; none when nothing is cached.
     pub victim_age: Option<Duration>,
-    /// Coefficients with at least one observation behind them.
-    pub step: Option<FittedStep>,
     /// Whether it says that it drains.
     pub draining: bool,
     /// When it came.
@@ -49,8 +47,6 @@ pub struct Load {
     pub roomy: bool,
     /// Age of the next victim.
     pub victim_age: Option<Duration>,
-    /// Fitted step coefficients.
-    pub step: Option<FittedStep>,
 }
 
 impl Load {
@@ -69,13 +65,7 @@ impl Load {
             active: u64::from(report_or_empty.active.0) + pending.blocks,
             roomy: u64::from(report_or_empty.free.0) * 50 > u64::from(worker.kv_blocks.0),
             victim_age: report_or_empty.victim_age,
-            step: report_or_empty.step,
         }
-    }
-
-    /// Step times of the worker under this load's coefficients.
-    pub fn step_cost(&self, worker: &Worker) -> StepCost {
-        StepCost::new(worker.prior, self.step, worker.limits.max_batched_tokens, worker.capacity())
     }
 
     /// Q: time until the worker has computed what it has been given, `S(uncomputed) + booked work`.

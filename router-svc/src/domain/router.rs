@@ -325,7 +325,7 @@ fn legs(inputs: &Inputs, choice: &Choice, promised: &Arc<[SequenceHash]>) -> Vec
     let leg = |at: usize, side, computes: bool, requests| {
         let candidate = &inputs.candidates[at];
         let uncached = if computes { candidate.uncached(question.prompt) } else { Tokens(0) };
-        let cost = candidate.load.step_cost(&candidate.worker);
+        let cost = candidate.worker.step_cost();
         let booking = Booking {
             uncached,
             work: Micros::from(cost.service(uncached)),

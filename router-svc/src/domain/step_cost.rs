@@ -1,16 +1,13 @@
 //! How long a worker's engine needs: the time of prefilling, and of a decode step.
 //!
-//! Prior, from the card, with T uncached tokens in one pass and load l = active blocks / capacity:
+//! From the card, with T uncached tokens in one pass and load l = active blocks / capacity:
 //!
 //! ```text
 //! P(T) = a2 T^2 + a1 T + a0          D(l) = d2 l^2 + d1 l + d0
 //! ```
 //!
-//! Fitted, from reports with at least one observation, with n requests in the batch and l * capacity tokens of context:
-//!
-//! ```text
-//! P(T) = base + p T                  D(l, n) = base + r n + c l capacity
-//! ```
+//! Every worker of a model is rated by the same priors until a router fits them itself: one with its own fit beside one without would
+//! draw all work or none.
 //!
 //! Service time of u uncached tokens alone, with C the token budget of a pass: `S(u) = floor(u/C) P(C) + P(u mod C)`.
 
@@ -41,43 +38,25 @@ impl Default for StepPrior {
     }
 }
 
-/// Coefficients that a worker has fitted to its own steps, milliseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct FittedStep {
-    /// base.
-    pub base: f64,
-    /// p.
-    pub per_prefill_token: f64,
-    /// r.
-    pub per_decode_row: f64,
-    /// c.
-    pub per_context_token: f64,
-}
-
 /// The step times of one worker.
 #[derive(Debug, Clone, Copy)]
 pub struct StepCost {
     prior: StepPrior,
-    fitted: Option<FittedStep>,
     pass_tokens: u64,
-    capacity: Tokens,
 }
 
 impl StepCost {
-    /// Of a worker with `capacity` tokens of KV and a token budget of `pass_tokens` (0: the default) per pass.
-    pub fn new(prior: StepPrior, fitted: Option<FittedStep>, pass_tokens: u32, capacity: Tokens) -> Self {
+    /// Of a worker with a token budget of `pass_tokens` (0: the default) per pass.
+    pub fn new(prior: StepPrior, pass_tokens: u32) -> Self {
         let pass_tokens = if pass_tokens == 0 { DEFAULT_PASS_TOKENS } else { u64::from(pass_tokens) };
-        Self { prior, fitted, pass_tokens, capacity }
+        Self { prior, pass_tokens }
     }
 
     /// P(T): one pass over `tokens` uncached tokens.
     pub fn pass(&self, tokens: u64) -> Millis {
         let t = tokens as f64;
         let [a2, a1, a0] = self.prior.prefill;
-        sane(match self.fitted {
-            Some(fitted) => fitted.base + fitted.per_prefill_token * t,
-            None => a2 * t * t + a1 * t + a0,
-        })
+        sane(a2 * t * t + a1 * t + a0)
     }
 
     /// S(u); zero for nothing to do.
@@ -96,18 +75,11 @@ impl StepCost {
         sane(slope)
     }
 
-    /// D: a decode step at `load` (active blocks / capacity, taken between 0 and 1) with `rows` requests.
-    pub fn decode(&self, load: f64, rows: u32) -> Millis {
+    /// D: a decode step at `load` (active blocks / capacity, taken between 0 and 1).
+    pub fn decode(&self, load: f64) -> Millis {
         let l = load.clamp(0.0, 1.0);
         let [d2, d1, d0] = self.prior.decode;
-        sane(match self.fitted {
-            Some(fitted) => {
-                fitted.base
-                    + fitted.per_decode_row * f64::from(rows)
-                    + fitted.per_context_token * l * self.capacity.0 as f64
-            }
-            None => d2 * l * l + d1 * l + d0,
-        })
+        sane(d2 * l * l + d1 * l + d0)
     }
 
     /// Moving the KV of `tokens` between workers.
@@ -128,21 +100,11 @@ mod tests {
 
     #[test]
     fn service_time_is_the_sum_of_its_passes() {
-        let cost = StepCost::new(StepPrior::default(), None, 1000, Tokens(100_000));
+        let cost = StepCost::new(StepPrior::default(), 1000);
         let expected = 2.0 * cost.pass(1000).0 + cost.pass(500).0;
         assert!((cost.service(Tokens(2500)).0 - expected).abs() < 1e-9);
         assert_eq!(cost.service(Tokens(0)), Millis(0.0));
         assert_eq!(cost.service(Tokens(1000)), cost.pass(1000));
-    }
-
-    #[test]
-    fn fitted_coefficients_replace_the_prior() {
-        let fitted =
-            FittedStep { base: 1.0, per_prefill_token: 0.5, per_decode_row: 0.25, per_context_token: 0.01 };
-        let cost = StepCost::new(StepPrior::default(), Some(fitted), 0, Tokens(1000));
-        assert_eq!(cost.pass(10), Millis(6.0));
-        assert_eq!(cost.decode(0.5, 4), Millis(1.0 + 1.0 + 5.0));
-        assert_eq!(cost.per_token(), Millis(0.5));
     }
 
     proptest! {
@@ -152,8 +114,8 @@ mod tests {
             tokens in 0u64..1_000_000, load in any::<f64>(), pass: u32,
         ) {
             let prior = StepPrior { prefill: a, decode: d, transfer_per_token: Millis(a[0]) };
-            let cost = StepCost::new(prior, None, pass, Tokens(1 << 20));
-            for time in [cost.service(Tokens(tokens)), cost.decode(load, 3), cost.transfer(Tokens(tokens)), cost.per_token()] {
+            let cost = StepCost::new(prior, pass);
+            for time in [cost.service(Tokens(tokens)), cost.decode(load), cost.transfer(Tokens(tokens)), cost.per_token()] {
                 prop_assert!(!time.0.is_nan() && time.0 >= 0.0);
             }
         }
@@ -161,7 +123,7 @@ mod tests {
         #[test]
         fn more_tokens_never_take_less_time(u in 0u64..200_000, more in 0u64..5_000) {
             // Within one pass; a boundary may save the constant of a pass that is nearly empty.
-            let cost = StepCost::new(StepPrior::default(), None, 1 << 20, Tokens(1 << 20));
+            let cost = StepCost::new(StepPrior::default(), 1 << 20);
             prop_assert!(cost.service(Tokens(u)).0 <= cost.service(Tokens(u + more)).0);
         }
     }

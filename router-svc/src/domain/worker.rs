@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use armature_contracts::ids::WorkerRank;
 
-use super::step_cost::StepPrior;
+use super::step_cost::{StepCost, StepPrior};
 use super::units::{BlockSize, Blocks, Tokens};
 
 /// Where a worker is between starting and gone.
@@ -120,7 +120,7 @@ pub struct Worker {
     pub limits: Limits,
     /// Share of load relative to other workers; positive.
     pub weight: f64,
-    /// Step times until reports carry fitted ones.
+    /// Step times, from its card.
     pub prior: StepPrior,
 }
 
@@ -128,5 +128,10 @@ impl Worker {
     /// Tokens that its pool holds.
     pub fn capacity(&self) -> Tokens {
         self.block_size.tokens(self.kv_blocks)
+    }
+
+    /// Its step times, by its card.
+    pub fn step_cost(&self) -> StepCost {
+        StepCost::new(self.prior, self.limits.max_batched_tokens)
     }
 }

@@ -29,7 +29,7 @@ pub enum PromptBy {
 
 /// Cost of leading the request.
 pub fn decode_cost(inputs: &Inputs, candidate: &Candidate, prompt: PromptBy) -> Terms {
-    let cost = candidate.load.step_cost(&candidate.worker);
+    let cost = candidate.worker.step_cost();
     let (term, getting) = match prompt {
         PromptBy::Local => (Term::Prefill, cost.service(candidate.uncached(inputs.question.prompt)).0),
         PromptBy::Remote => (Term::Transfer, cost.transfer(candidate.uncached(inputs.question.prompt)).0),
@@ -46,7 +46,7 @@ pub fn decode_cost(inputs: &Inputs, candidate: &Candidate, prompt: PromptBy) -> 
 
 /// Cost of prefilling for a decode worker; `mean_age` is the mean age in seconds of the next victims of the pool.
 pub fn prefill_cost(inputs: &Inputs, candidate: &Candidate, mean_age: f64) -> Terms {
-    let cost = candidate.load.step_cost(&candidate.worker);
+    let cost = candidate.worker.step_cost();
     let uncached = candidate.uncached(inputs.question.prompt);
     let service = cost.service(uncached).0;
     let eviction = match candidate.load.victim_age {
@@ -74,8 +74,8 @@ pub fn mean_victim_age<'a>(pool: impl Iterator<Item = &'a Candidate>) -> f64 {
 /// Time to the first token with the prompt computed by `prefill` and moved to `decode`.
 pub fn remote_time(inputs: &Inputs, decode: &Candidate, prefill: &Candidate) -> Millis {
     let prompt = inputs.question.prompt;
-    let theirs = prefill.load.step_cost(&prefill.worker);
-    let ours = decode.load.step_cost(&decode.worker);
+    let theirs = prefill.worker.step_cost();
+    let ours = decode.worker.step_cost();
     Millis(
         prefill.load.queue(&theirs).0
             + theirs.service(prefill.uncached(prompt)).0
@@ -85,7 +85,7 @@ pub fn remote_time(inputs: &Inputs, decode: &Candidate, prefill: &Candidate) -> 
 
 /// Time to the first token with the prompt computed by `decode`, and what it costs the requests that run there.
 pub fn local_time(inputs: &Inputs, decode: &Candidate) -> Millis {
-    let cost = decode.load.step_cost(&decode.worker);
+    let cost = decode.worker.step_cost();
     let service = cost.service(decode.uncached(inputs.question.prompt)).0;
     let stalled = inputs.settings.eta * f64::from(decode.load.requests) * service;
     Millis(decode.load.queue(&cost).0 + service + stalled)
@@ -102,8 +102,8 @@ fn decoding(inputs: &Inputs, candidate: &Candidate, cost: &StepCost) -> (f64, f6
     let fill = candidate.load.fill(&candidate.worker);
     let more = question.prompt.0 as f64 / candidate.worker.capacity().0.max(1) as f64;
     let requests = candidate.load.requests;
-    let before = cost.decode(fill, requests).0;
-    let after = cost.decode(fill + more, requests.saturating_add(question.choices)).0;
+    let before = cost.decode(fill).0;
+    let after = cost.decode(fill + more).0;
     // The parabola of a prior may fall at high load: nobody gets faster by company.
     let slower = (after - before).max(0.0);
     (output * after, 0.5 * f64::from(requests) * output * slower)
