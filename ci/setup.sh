@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes sure that what a step needs is there, or says what to do. Usage: ci/setup.sh rust|python
+# Makes sure that what a step needs is there, or says what to do. Usage: ci/setup.sh rust|python [REQUIREMENTS]
 set -euo pipefail
 CACHE=${ARMATURE_CACHE:-$HOME/.cache/armature}
 
@@ -15,14 +15,14 @@ rust)
 python)
   # The SDK tests and the contract lint: a virtual environment outside the checkout, keyed by what it holds.
   need python3 "install Python 3.9 or newer: apt-get install python3 python3-venv"
-  wanted="$(dirname "$0")/requirements.txt"
+  wanted=${2:-$(dirname "$0")/requirements.txt}
   key=$(sha256sum "$wanted" | cut -c1-12)
   venv=$CACHE/venv-$key
   if [ ! -e "$venv/ready" ]; then
     echo "setting up Python packages in $venv (once)" >&2
     rm -rf "$venv"
     python3 -m venv "$venv" || { echo "ci/setup.sh: python3 -m venv failed: apt-get install python3-venv" >&2; exit 1; }
-    "$venv/bin/pip" install --quiet --requirement "$wanted"
+    "$venv/bin/pip" install --quiet --requirement "$wanted" || { echo "ci/setup.sh: pip could not install $wanted" >&2; exit 1; }
     touch "$venv/ready"
   fi
   echo "$venv"

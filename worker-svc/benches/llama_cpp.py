@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
 """Speed of llama.cpp (PyPI: xllamacpp) on one thread: prefill of 512 tokens, decode after them.
 
-    python3 -m venv .venv && .venv/bin/pip install xllamacpp
-    .venv/bin/python worker-svc/benches/llama_cpp.py [MODEL.gguf] [--with-engine]
+    python=$(ci/setup.sh python ci/bench/requirements.txt)/bin/python
+    $python worker-svc/benches/llama_cpp.py [MODEL.gguf] [--with-engine]
 
-With --with-engine the engine's own benchmark runs next, on the same file, and the ratio is printed.
+With --with-engine the engine's own benchmark runs next, on the same file, and the ratio is printed; with --json all of it as
+one line. Theirs is the best of a few runs, ours the median; theirs decodes the 64 tokens after the prompt, ours the first.
 """
 
 import argparse
 import json
 import os
 import pathlib
-import re
 import socket
 import subprocess
+import tempfile
 import urllib.request
 
 PROMPT, DECODE, REPEATS = 512, 64, 3
@@ -53,12 +54,13 @@ def llama_cpp(model):
 def engine(model):
     """Median tokens per second of prefill and of decode, from `cargo bench`."""
     command = ["cargo", "bench", "-p", "armature-worker", "--bench", "llama", "--", "prefill_512|decode_batch_1"]
-    env = {**os.environ, "ARMATURE_MODEL": str(model)}
-    output = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
-    rates = {}
-    for name, rate, kilo in re.findall(r"llama/(\w+)\s.*?thrpt:\s*\[\S+ \S+ (\S+) (K?)elem/s", output, re.S):
-        rates[name] = float(rate) * (1000 if kilo else 1)
-    return rates["prefill_512"], rates["decode_batch_1"]
+    with tempfile.TemporaryDirectory() as home:
+        env = {**os.environ, "ARMATURE_MODEL": str(model), "CRITERION_HOME": home}
+        subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+        def seconds(name):
+            estimates = pathlib.Path(home) / "llama" / name / "new" / "estimates.json"
+            return json.loads(estimates.read_text())["median"]["point_estimate"] * 1e-9
+        return PROMPT / seconds("prefill_512"), 1 / seconds("decode_batch_1")
 
 
 def main():
@@ -66,14 +68,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=pathlib.Path, default=os.environ.get("ARMATURE_MODEL", usual))
     parser.add_argument("--with-engine", action="store_true", help="also run the engine and print the ratio")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     arguments = parser.parse_args()
     model = pathlib.Path(arguments.model).resolve(strict=True)
-    theirs = llama_cpp(model)
-    print(f"llama.cpp: prefill {theirs[0]:.1f} tok/s, decode {theirs[1]:.1f} tok/s")
+    rates = {"llama.cpp": llama_cpp(model)}
     if arguments.with_engine:
-        ours = engine(model)
-        print(f"llama:     prefill {ours[0]:.1f} tok/s, decode {ours[1]:.1f} tok/s")
-        print(f"ratio:     prefill {ours[0] / theirs[0]:.2f}, decode {ours[1] / theirs[1]:.2f}")
+        rates["llama"] = engine(model)
+    if arguments.json:
+        print(json.dumps({name: dict(zip(("prefill", "decode"), rate)) for name, rate in rates.items()}))
+        return
+    for name, (prefill, decode) in rates.items():
+        print(f"{name}: prefill {prefill:.1f} tok/s, decode {decode:.1f} tok/s")
+    if arguments.with_engine:
+        prefill, decode = (ours / theirs for ours, theirs in zip(rates["llama"], rates["llama.cpp"]))
+        print(f"ratio: prefill {prefill:.2f}, decode {decode:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-//! One scheduler step with 256 running sequences: plan, commit, effects. The engine costs nothing here.
+//! One scheduler step with 256 running sequences: plan, commit, effects. The engine costs nothing here; a step of none
+//! is the baseline.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -27,6 +28,16 @@ fn submission(id: u32, root: &Arc<CacheRoot>) -> Submission {
         priority: Priority(0),
         deadline: None,
     }
+}
+
+/// Plans a step, and commits what an engine that costs nothing answers.
+fn step(scheduler: &mut Scheduler, now: &mut Time) {
+    let plan = scheduler.plan(*now);
+    let result = result(&plan);
+    *now = *now + STEP;
+    scheduler.commit(plan, result, *now);
+    black_box(scheduler.take_effects());
+    while scheduler.poll_kv_events(*now).is_some() {}
 }
 
 fn result(plan: &StepPlan) -> StepResult {
@@ -68,14 +79,11 @@ fn decoding() -> (Scheduler, Time) {
 fn decode_step(criterion: &mut Criterion) {
     let (mut scheduler, mut now) = decoding();
     criterion.bench_function("scheduler/decode_step_256", |bencher| {
-        bencher.iter(|| {
-            let plan = scheduler.plan(now);
-            let result = result(&plan);
-            now = now + STEP;
-            scheduler.commit(plan, result, now);
-            black_box(scheduler.take_effects());
-            while scheduler.poll_kv_events(now).is_some() {}
-        });
+        bencher.iter(|| step(&mut scheduler, &mut now));
+    });
+    let mut none = Scheduler::new(SchedulerConfig::new(65_536, BLOCK_SIZE, 1 << 20));
+    criterion.bench_function("scheduler/empty_step", |bencher| {
+        bencher.iter(|| step(&mut none, &mut now));
     });
     criterion.bench_function("scheduler/report_256", |bencher| {
         bencher.iter(|| black_box(scheduler.report(None, now)));
