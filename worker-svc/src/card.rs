@@ -81,15 +81,16 @@ fn step_prior(config: &Config) -> discovery::StepPrior {
                 transfer_ms_per_token: 0.01,
             }
         }
-        // A 135M model on one core: about 100 prompt tokens and 30 decode steps a second.
+        // SmolLM2-135M on one core (docs/benchmarks.md): about 400 prompt tokens and 50 decode steps a second, 46 kB of KV
+        // a token.
         EngineKind::Llama => discovery::StepPrior {
-            prefill_a2: 1e-3,
-            prefill_a1: 10.0,
-            prefill_a0: 5.0,
+            prefill_a2: 2e-4,
+            prefill_a1: 2.5,
+            prefill_a0: 10.0,
             decode_d2: 0.0,
-            decode_d1: 100.0,
-            decode_d0: 30.0,
-            transfer_ms_per_token: 0.05,
+            decode_d1: 25.0,
+            decode_d0: 20.0,
+            transfer_ms_per_token: 0.02,
         },
     }
 }

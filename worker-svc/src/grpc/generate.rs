@@ -43,15 +43,22 @@ pub(super) fn start(
     let remote = !request.prefill.is_empty();
     let kind = if remote { RequestKind::Landing } else { RequestKind::Local };
     let deadline = call.deadline.map(|at| worker.driver.time_at(at.into_std()));
-    let ticket =
-        worker.driver.submit(parsed.job(kind, deadline)).map_err(|refusal| {
-            worker.metrics.refused(&refusal);
-            status::refusal(&refusal)
-        })?;
+    let ticket = worker.driver.submit(parsed.job(kind, deadline)).map_err(|refusal| {
+        worker.metrics.refused(&refusal);
+        status::refusal(&refusal)
+    })?;
     worker.metrics.requests.inc();
     let (answers, stream) = mpsc::channel(BUFFER);
     let plan = remote.then(|| Plan::new(request, parsed.reservation, call));
-    let run = Run { worker: Arc::clone(worker), parsed, ticket, answers, handoff: None, started: false, generated: 0 };
+    let run = Run {
+        worker: Arc::clone(worker),
+        parsed,
+        ticket,
+        answers,
+        handoff: None,
+        started: false,
+        generated: 0,
+    };
     worker.tasks.spawn(run.go(plan, in_flight));
     Ok(ReceiverStream::new(stream))
 }

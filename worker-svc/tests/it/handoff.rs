@@ -41,7 +41,11 @@ async fn a_handed_off_request_has_the_tokens_of_an_aggregated_one() {
             disaggregate(&mut again, &[&p]);
             let again = d.generate(again).await.unwrap();
             let cached = (length - 1) / 16 * 16;
-            assert_eq!((again.tokens, again.logprobs), (expected.tokens, expected.logprobs), "{transport:?}, reused");
+            assert_eq!(
+                (again.tokens, again.logprobs),
+                (expected.tokens, expected.logprobs),
+                "{transport:?}, reused"
+            );
             assert_eq!(again.usage.cached_tokens as usize, cached, "{transport:?}, prompt of {length}");
             assert_eq!(again.usage.transferred_tokens as usize, length - cached);
         }

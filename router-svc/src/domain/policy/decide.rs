@@ -229,9 +229,7 @@ fn refusal(inputs: &Inputs, side: Side, why: &[Option<Exclusion>]) -> Refusal {
     let prompt = inputs.question.prompt.0;
     if has(Exclusion::Full) {
         let full = candidates().filter(|(_, why)| **why == Some(Exclusion::Full));
-        let room = |candidate: &Candidate| {
-            candidate.load.queue(&candidate.worker.step_cost()).duration()
-        };
+        let room = |candidate: &Candidate| candidate.load.queue(&candidate.worker.step_cost()).duration();
         let soonest = full.map(|(candidate, _)| room(candidate)).min().unwrap_or_default();
         return Refusal::Busy { retry_after: soonest.clamp(RETRY_AFTER.0, RETRY_AFTER.1) };
     }
