@@ -11,6 +11,13 @@ case ${1:-} in
 rust)
   need cargo "install Rust 1.91 or newer from https://rustup.rs"
   need cc "install a C toolchain, for the linker: apt-get install gcc libc6-dev"
+  # Checkouts share the build folder, and cargo takes what is newer than the sources for theirs: whoever comes after
+  # another checkout has its own crates rebuilt, and only those.
+  target=${CARGO_TARGET_DIR:-$CACHE/target}
+  if [ "$(cat "$target/.checkout" 2>/dev/null)" != "$PWD" ]; then
+    find . -name target -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.proto' -o -path '*/src/gen/*' \) -exec touch -c {} +
+    mkdir -p "$target" && echo "$PWD" >"$target/.checkout"
+  fi
   ;;
 python)
   # The SDK tests and the contract lint: a virtual environment outside the checkout, keyed by what it holds.
