@@ -176,13 +176,16 @@ struct Assembled {
 
 impl Assembled {
     async fn run(self, http: Listener, grpc: Listener, admin: Option<Listener>) -> Result<(), RunError> {
-        let Self { config, pipeline, discovery, drain, .. } = self;
+        let Self { config, pipeline, discovery, drain, mut registry, .. } = self;
         let (watcher, members) = discovery.watch(WatchOptions {
             namespace: config.namespace.clone(),
             components: vec![Component::Worker, Component::Router],
             last_good: config.view_file.clone(),
-            probe: health_probe(self.channels),
+            probe: health_probe(self.channels.clone()),
         });
+        let prefixed = registry.sub_registry_with_prefix("armature_frontend");
+        members.register_metrics(prefixed);
+        self.channels.register_metrics(prefixed);
         let (registrar, registration) = discovery.register(RegistrationOptions {
             instance: Instance::starting(fresh_id(), &config.namespace, Component::Frontend, &self.address),
             model: None,
@@ -206,7 +209,7 @@ impl Assembled {
             .descriptors(FILE_DESCRIPTOR_SET);
         let admin = async {
             let Some(listener) = admin else { return };
-            let registry = Arc::new(self.registry);
+            let registry = Arc::new(registry);
             let version = env!("CARGO_PKG_VERSION");
             let admin = Admin { service: "frontend", version, ready: self.ready.clone(), registry };
             admin.serve(listener, drain.clone()).await;

@@ -191,7 +191,7 @@ impl Pace {
 
     /// The request is over.
     pub fn finished(&self, summary: &Summary) {
-        self.cached.inc_by(summary.phases.cached.into());
+        self.cached.inc_by(summary.phases.reused().into());
         self.migrations.inc_by(summary.migrations.into());
     }
 }

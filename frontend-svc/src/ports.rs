@@ -119,7 +119,7 @@ pub enum End {
 /// Prompt tokens by what happened to them, in the last attempt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Phases {
-    /// Found in a cache, here or at the prefill worker.
+    /// Found in the decode worker's cache.
     pub cached: u32,
     /// Received.
     pub transferred: u32,
@@ -127,4 +127,11 @@ pub struct Phases {
     pub computed: u32,
     /// Computed by the prefill worker.
     pub remote_computed: u32,
+}
+
+impl Phases {
+    /// Found in a cache, here or at the prefill worker: what OpenAI calls cached.
+    pub fn reused(&self) -> u32 {
+        self.cached + self.transferred.saturating_sub(self.remote_computed)
+    }
 }

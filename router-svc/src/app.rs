@@ -139,13 +139,16 @@ struct Assembled {
 
 impl Assembled {
     async fn run(self, grpc: Listener, admin: Option<Listener>) -> Result<(), RunError> {
-        let Self { config, shared, discovery, channels, drain, address, server_metrics, registry } = self;
+        let Self { config, shared, discovery, channels, drain, address, server_metrics, mut registry } = self;
         let (watcher, members) = discovery.watch(WatchOptions {
             namespace: config.namespace.clone(),
             components: vec![Component::Worker, Component::Router],
             last_good: config.view_file.clone(),
             probe: health_probe(channels.clone()),
         });
+        let prefixed = registry.sub_registry_with_prefix("armature_router");
+        members.register_metrics(prefixed);
+        channels.register_metrics(prefixed);
         let renamed = shared.clone();
         let (registrar, registration) = discovery.register(RegistrationOptions {
             instance: Instance::starting(shared.instance(), &config.namespace, Component::Router, &address),

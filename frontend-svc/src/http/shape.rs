@@ -45,7 +45,7 @@ impl From<&Summary> for Usage {
             prompt_tokens: summary.prompt_tokens,
             completion_tokens: summary.completion_tokens,
             total_tokens: summary.prompt_tokens.saturating_add(summary.completion_tokens),
-            prompt_tokens_details: PromptDetails { cached_tokens: summary.phases.cached },
+            prompt_tokens_details: PromptDetails { cached_tokens: summary.phases.reused() },
         }
     }
 }

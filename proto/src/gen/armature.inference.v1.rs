@@ -75,7 +75,7 @@ pub struct Usage {
     pub prompt_tokens: u32,
     #[prost(uint32, tag = "2")]
     pub completion_tokens: u32,
-    /// Prompt tokens whose KV this worker or its prefill worker found in a cache.
+    /// Prompt tokens whose KV this worker found in its own cache. Its prefill worker found transferred - remote_computed in its.
     #[prost(uint32, tag = "3")]
     pub cached_tokens: u32,
     /// Prompt tokens whose KV this worker received.
