@@ -4,6 +4,7 @@
 //! The semantics are in the comments of the .proto files; this crate adds no
 //! behaviour. It does not connect, listen or decide anything.
 
+pub mod convert;
 pub mod error;
 pub mod ids;
 

@@ -165,7 +165,10 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
     let admin = admin_listener.as_ref().map(|listener| listener.address().clone());
     let options = ServerOptions { token: config.token.clone(), ..ServerOptions::default() };
     let service = armature_svc_kit::limited!(WorkerServiceServer::new(WorkerGrpc::new(Arc::clone(&worker))));
-    let server = Server::new(options, metrics.server).service(service).descriptors(FILE_DESCRIPTOR_SET);
+    let server = Server::new(options, metrics.server)
+        .instance(identity.instance)
+        .service(service)
+        .descriptors(FILE_DESCRIPTOR_SET);
     let mut tasks = JoinSet::new();
     let drain = parts.drain.clone();
     tasks.spawn(async move {

@@ -85,8 +85,7 @@ pub fn leader_name(name: String) -> Result<String, Fault> {
 /// How long a leadership lasts without renewal.
 pub fn leader_ttl(ttl: Option<WireDuration>) -> Result<Duration, Fault> {
     let ttl = ttl.ok_or_else(|| Fault::invalid("ttl", "is missing"))?;
-    Duration::try_from(ttl)
-        .ok()
+    armature_contracts::convert::duration(ttl)
         .filter(|ttl| LEADER_TTL.contains(ttl))
         .ok_or_else(|| Fault::invalid("ttl", "is not from 1 s to 60 s"))
 }

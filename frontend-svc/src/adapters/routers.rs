@@ -105,7 +105,9 @@ impl Routing for GrpcRouters {
         let key = plan.reservation;
         async move {
             let mut last = None;
-            for (id, address) in candidates {
+            // The first once more at the end: a broken connection is not yet a dead router, and asking twice books once.
+            let again = candidates.first().cloned();
+            for (id, address) in candidates.into_iter().chain(again) {
                 let Ok(parsed) = address.parse::<Address>() else { continue };
                 let channel = routers.channels.with_keep_alive(&parsed, KeepAlive::EAGER);
                 let mut client = limited!(RouterServiceClient::new(channel));

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::time::Duration;
 
+use armature_contracts::ids::InstanceId;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
@@ -42,6 +43,14 @@ const PENDING_RESETS: usize = 4096;
 const LATE_FRAMES: usize = 1 << 20;
 /// Streams of a connection beyond the calls admitted: room to be refused with a status.
 const REFUSABLE_STREAMS: u32 = 1024;
+
+/// Health name that says that instances can be asked for by id.
+pub(crate) const INSTANCE: &str = "instance";
+
+/// Health name of one incarnation.
+pub(crate) fn instance_name(id: InstanceId) -> String {
+    format!("{INSTANCE}/{id}")
+}
 
 /// Limits and identity of a server.
 #[derive(Clone, Debug)]
@@ -129,6 +138,7 @@ pub struct Server {
     descriptors: Vec<&'static [u8]>,
     health: HealthReporter,
     names: Vec<&'static str>,
+    instance: Option<InstanceId>,
 }
 
 impl Server {
@@ -138,7 +148,7 @@ impl Server {
         let mut routes = Routes::builder();
         routes.add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())));
         metrics.max_in_flight.set(i64::try_from(options.max_in_flight).unwrap_or(i64::MAX));
-        Self { options, metrics, routes, descriptors: Vec::new(), health, names: Vec::new() }
+        Self { options, metrics, routes, descriptors: Vec::new(), health, names: Vec::new(), instance: None }
     }
 
     /// Adds a generated server. Wrap it in [`crate::limited!`] first.
@@ -151,6 +161,14 @@ impl Server {
     {
         self.names.push(S::NAME);
         self.routes.add_service(service);
+        self
+    }
+
+    /// Lets probes tell this incarnation from another one at the same address: the health of `instance` and of `instance/<id>` can be
+    /// asked for.
+    #[must_use]
+    pub fn instance(mut self, id: InstanceId) -> Self {
+        self.instance = Some(id);
         self
     }
 
@@ -175,6 +193,10 @@ impl Server {
         }
         for name in &self.names {
             self.health.set_service_status(name, ServingStatus::Serving).await;
+        }
+        if let Some(id) = self.instance {
+            self.health.set_service_status(INSTANCE, ServingStatus::Serving).await;
+            self.health.set_service_status(instance_name(id), ServingStatus::Serving).await;
         }
         let Self { options, metrics, routes, health, names, .. } = self;
         let service = ServiceBuilder::new()

@@ -1,7 +1,6 @@
 //! Messages of workers in the domain's terms.
 
-use std::time::Duration;
-
+use armature_contracts::convert::duration;
 use armature_contracts::ids::{ReservationKey, WorkerRank};
 use armature_contracts::kv::v1 as kv;
 use armature_contracts::worker::v1 as wire;
@@ -75,7 +74,7 @@ pub fn reports(
             active: Blocks(state.blocks_active),
             cached: Blocks(state.blocks_cached),
             free: Blocks(state.blocks_free),
-            victim_age: state.next_victim_age.and_then(|age| Duration::try_from(age).ok()),
+            victim_age: state.next_victim_age.and_then(duration),
             draining: message.draining,
             received,
         };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use armature_contracts::convert::duration;
 use armature_contracts::error::Fault;
 use armature_contracts::ids::ReservationKey;
 use armature_contracts::worker::v1 as wire;
@@ -25,8 +26,12 @@ pub(super) fn start(
     worker: &Arc<Worker>,
     request: &wire::WatchStateRequest,
 ) -> Result<ReceiverStream<Result<wire::WatchStateResponse, Status>>, Status> {
-    let asked = request.min_interval.map(|d| Duration::try_from(d).unwrap_or(DEFAULT_INTERVAL));
-    let interval = asked.unwrap_or(DEFAULT_INTERVAL);
+    let interval = match request.min_interval {
+        None => DEFAULT_INTERVAL,
+        Some(asked) => {
+            duration(asked).ok_or_else(|| Fault::invalid("min_interval", "is not a span of time"))?
+        }
+    };
     if interval > MAX_INTERVAL {
         return Err(Fault::invalid("min_interval", format!("{interval:?} is above the limit of 1 s")).into());
     }

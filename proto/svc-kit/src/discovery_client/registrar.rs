@@ -213,7 +213,7 @@ impl Registrar {
             published.status = Some(self.instance.status);
             published.lease_epoch = answer.lease_epoch;
         });
-        let beat = answer.heartbeat_interval.and_then(|beat| Duration::try_from(beat).ok());
+        let beat = answer.heartbeat_interval.and_then(armature_contracts::convert::duration);
         Ok(beat
             .filter(|beat| !beat.is_zero())
             .unwrap_or(HEARTBEAT)

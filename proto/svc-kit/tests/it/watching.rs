@@ -14,7 +14,7 @@ use armature_svc_kit::discovery_client::{
 };
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::network::Network;
-use armature_svc_kit::server::ServerOptions;
+use armature_svc_kit::server::{Server, ServerMetrics, ServerOptions};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -236,4 +236,18 @@ async fn the_health_probe_takes_any_answer_for_life() {
     served.task.abort();
     let _ = served.task.await;
     assert!(!probe(doubted).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_successor_at_the_same_address_does_not_vouch_for_the_dead() {
+    let network = Network::new();
+    let probe = health_probe(Channels::new(network.clone(), ChannelOptions::default()).unwrap());
+    let dead = Instance::from(instance(1, Ready));
+    let successor = Instance { id: InstanceId(7), ..dead.clone() };
+    let listener = network.bind(&dead.grpc().unwrap()).await.unwrap();
+    let server = Server::new(ServerOptions::default(), ServerMetrics::default()).instance(successor.id);
+    let serving = tokio::spawn(server.serve(listener, Drain::new()));
+    assert!(!probe(Arc::new(dead)).await);
+    assert!(probe(Arc::new(successor)).await);
+    serving.abort();
 }

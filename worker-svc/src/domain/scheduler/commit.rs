@@ -101,7 +101,13 @@ impl Scheduler {
     /// Makes complete blocks of a sequence entries of the prefix cache. Where the cache has a block of
     /// the same content already, the sequence goes on with that one (`merge`), or keeps its own and
     /// caches nothing further: blocks that a peer has been told of must not change.
+    ///
+    /// A block that waits for its copy is not complete, whatever the sequence counts: its turn comes with a later step.
     pub(super) fn cache_computed(&mut self, id: SeqId, merge: bool, now: Time) {
+        let in_flight = self.in_flight.iter().flat_map(|step| &step.copies);
+        if self.copies.iter().chain(in_flight).any(|pending| pending.seq == id) {
+            return;
+        }
         let Some(seq) = self.seqs.get_mut(&id).filter(|seq| seq.cacheable) else { return };
         let Some(request) = self.requests.get(&seq.request) else { return };
         let block_size = self.config.block_size;
