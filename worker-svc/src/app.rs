@@ -180,7 +180,7 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
     if let Some(listener) = admin_listener {
         let registry = Arc::new(parts.registry);
         let version = env!("CARGO_PKG_VERSION");
-        let admin = Admin { service: "armature-worker", version, ready: ready.clone(), registry };
+        let admin = Admin { service: "worker", version, ready: ready.clone(), registry };
         tasks.spawn(admin.serve(listener, parts.drain.clone()));
     }
     let (fenced, was_fenced) = watch::channel(false);
@@ -221,8 +221,10 @@ impl Running {
         let drain = self.worker.drain.clone();
         let mut failed = self.worker.driver.failed();
         let mut was_fenced = self.was_fenced.clone();
+        self.worker.tasks.spawn(wind_down(Arc::clone(&self.worker), self.drain_limit));
+        let announce = self.registration.set_status(Status::Draining);
         let lost = tokio::select! {
-            _ = drain.run(GONE_LIMIT + self.drain_limit, self.announce(), self.registration.deregister()) => None,
+            _ = drain.run(GONE_LIMIT + self.drain_limit, announce, self.registration.deregister()) => None,
             Ok(reason) = failed.wait_for(Option::is_some) => Some(Lost::Engine(reason.clone().unwrap_or_default())),
             Ok(_) = was_fenced.wait_for(|fenced| *fenced) => Some(Lost::Fenced),
         };
@@ -238,16 +240,15 @@ impl Running {
         let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         lost.map_or(Ok(()), Err)
     }
+}
 
-    /// Publishes DRAINING, refuses new work, and sees to it that what is left migrates when time is up.
-    async fn announce(&self) {
-        self.registration.set_status(Status::Draining).await;
-        self.worker.driver.drain();
-        let (driver, limit) = (Arc::clone(&self.worker.driver), self.drain_limit);
-        self.worker.tasks.spawn(async move {
-            tokio::time::sleep(limit).await;
-            driver.migrate_all();
-        });
+/// Refuses new work once DRAINING has been published or cannot be, and has what is left migrate when time is up.
+async fn wind_down(worker: Arc<Worker>, limit: Duration) {
+    worker.drain.refusing().await;
+    worker.driver.drain();
+    tokio::select! {
+        () = tokio::time::sleep(limit) => worker.driver.migrate_all(),
+        () = worker.drain.stopping() => {}
     }
 }
 

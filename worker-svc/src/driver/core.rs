@@ -93,8 +93,8 @@ impl Core {
             let Some((id, ends)) = concerns(&effect) else { continue };
             match &effect {
                 Effect::Granted { blocks, .. } => {
-                    for block in poison.iter().flat_map(|_| blocks) {
-                        poison.inspect(|kv| kv.poison(*block));
+                    if let Some(kv) = poison {
+                        blocks.iter().for_each(|block| kv.poison(*block));
                     }
                 }
                 Effect::Token { .. } => self.counters.tokens_generated += 1,

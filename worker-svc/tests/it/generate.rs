@@ -220,3 +220,27 @@ async fn a_drain_refuses_new_work_and_finishes_what_runs() {
     assert_eq!(tokens, 200);
     finished.await.unwrap().unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_that_cannot_be_published_still_gives_its_streams_up() {
+    let mut fleet = Fleet::sim();
+    let slow = |config: &mut armature_worker::config::Config| {
+        config.sim.speedup = 1.0;
+        config.drain_seconds = 0.1;
+    };
+    // Nobody listens at the discovery address: DRAINING is never published.
+    let node = fleet.start(Role::Aggregated, slow).await;
+    let asked = request(&node, &prompt(30, 40), 3000, 1);
+    let mut running = node.client.clone().generate(asked).await.unwrap().into_inner();
+    running.next().await.unwrap().unwrap();
+    node.drain.begin();
+    let finished = tokio::spawn(node.running.finished());
+    let mut last = FinishReason::Unspecified;
+    while let Some(answer) = running.next().await {
+        if let Some(wire::generate_response::Event::Delta(delta)) = answer.unwrap().event {
+            last = delta.finish_reason();
+        }
+    }
+    assert_eq!(last, FinishReason::Migrate);
+    finished.await.unwrap().unwrap();
+}
