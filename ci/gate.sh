@@ -32,7 +32,9 @@ tests() {
   step "block hash: the vectors in another implementation"
   "$VENV/bin/python" proto/kv-hash/tests/replay_vectors.py
   step "tests"
-  ARMATURE_PYTHON="$VENV/bin/python" cargo test --workspace --quiet
+  local backends
+  backends=$(ci/setup.sh backends)
+  ARMATURE_BACKENDS="$backends" ARMATURE_PYTHON="$VENV/bin/python" cargo test --workspace --quiet
 }
 
 ci/setup.sh rust

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes sure that what a step needs is there, or says what to do. Usage: ci/setup.sh rust|python [REQUIREMENTS]
+# Makes sure that what a step needs is there, or says what to do. Usage: ci/setup.sh rust|python [REQUIREMENTS]|backends
 set -euo pipefail
 CACHE=${ARMATURE_CACHE:-$HOME/.cache/armature}
 
@@ -34,5 +34,36 @@ python)
   fi
   echo "$venv"
   ;;
-*) echo "usage: ci/setup.sh rust|python" >&2; exit 64 ;;
+backends)
+  # Real Consul and Redis for the tests, unpacked from Debian's packages and never installed: prints the folder with
+  # consul, redis-server and redis-cli. Pinned by content; who wants others puts ARMATURE_BACKENDS=a folder with those three.
+  if [ -n "${ARMATURE_BACKENDS:-}" ]; then echo "$ARMATURE_BACKENDS"; exit; fi
+  list=$(realpath "$(dirname "$0")/backends.txt")
+  dir=$CACHE/backends-$(sha256sum "$list" | cut -c1-12)
+  if [ ! -e "$dir/ready" ]; then
+    need curl "apt-get install curl"
+    need dpkg-deb "it unpacks Debian's packages; elsewhere set ARMATURE_BACKENDS to a folder with consul, redis-server and redis-cli"
+    [ "$(uname -m)" = x86_64 ] || { echo "ci/setup.sh: ci/backends.txt pins x86-64 packages: set ARMATURE_BACKENDS to a folder with consul, redis-server and redis-cli" >&2; exit 1; }
+    echo "fetching Consul and Redis for the tests into $dir (17 MB, once)" >&2
+    rm -rf "$dir" && mkdir -p "$dir/packages" "$dir/bin"
+    while read -r sum urls; do
+      case $sum in ''|'#'*) continue ;; esac
+      file=$dir/packages/$(basename "${urls%% *}")
+      for url in $urls; do
+        curl --silent --show-error --fail --location --retry 3 --retry-connrefused --output "$file" "$url" && break
+      done
+      echo "$sum  $file" | sha256sum --check --quiet - || { echo "ci/setup.sh: $(basename "$file") is not what ci/backends.txt says, from any of: $urls" >&2; exit 1; }
+      dpkg-deb -x "$file" "$dir/root"
+    done <"$list"
+    for program in consul redis-server redis-cli; do
+      # A script, so that the libraries beside it are found without being installed; it becomes the program, pid and all.
+      printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$dir/root/usr/lib/x86_64-linux-gnu" "$dir/root/usr/bin/$program" >"$dir/bin/$program"
+      chmod +x "$dir/bin/$program"
+      "$dir/bin/$program" --version >/dev/null || { echo "ci/setup.sh: $program does not run here: apt-get install libssl3 libsystemd0" >&2; exit 1; }
+    done
+    touch "$dir/ready"
+  fi
+  echo "$dir/bin"
+  ;;
+*) echo "usage: ci/setup.sh rust|python|backends" >&2; exit 64 ;;
 esac

@@ -11,7 +11,7 @@ const SEES_SERVICES: [&str; 2] = ["armature", "armature-e2e"];
 
 fn allowed(name: &str) -> Option<&'static [&'static str]> {
     match name {
-        "armature-kv-hash" | "armature-tidy" | "armature-tiny-gguf" => Some(&[]),
+        "armature-kv-hash" | "armature-tidy" | "armature-tiny-gguf" | "armature-test-backends" => Some(&[]),
         "armature-contracts" => Some(&SHARED[..1]),
         "armature-svc-kit" => Some(&SHARED[..2]),
         name if SEES_SERVICES.contains(&name) => None,
