@@ -15,6 +15,9 @@ use armature_svc_kit::server::{ReflectionError, Server};
 use prometheus_client::registry::Registry;
 use tokio::task::JoinSet;
 
+use crate::adapters::consul::Consul;
+use crate::adapters::consul::metrics::ConsulMetrics;
+use crate::adapters::consul::settings::ConsulSettings;
 use crate::adapters::file::{InstanceFile, LoadError};
 use crate::adapters::memory::Memory;
 use crate::config::{BackendSettings, Config, Settings};
@@ -89,16 +92,38 @@ impl Running {
 /// Starts the service on the backend that its configuration names; returns once it listens. It ends after `parts.drain` has begun.
 pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> {
     let settings = config.validate()?;
-    let memory = Memory::new(settings.limits, since_1970().as_millis() as u64, settings.changes);
-    let BackendSettings::File { path, reload } = settings.backend.clone() else {
-        return assemble(settings, parts, Arc::new(memory)).await.map(|(running, _)| running);
-    };
-    let file = InstanceFile::load(path.clone(), memory.clone()).await;
-    let file = file.map_err(|error| StartError::File { path, error })?;
+    let base = since_1970().as_millis() as u64;
+    let memory = Memory::new(settings.limits, base, settings.changes);
+    match settings.backend.clone() {
+        BackendSettings::Memory => Ok(assemble(settings, parts, Arc::new(memory)).await?.0),
+        BackendSettings::File { path, reload } => {
+            let file = InstanceFile::load(path.clone(), memory.clone()).await;
+            let file = file.map_err(|error| StartError::File { path, error })?;
+            let drain = parts.drain.clone();
+            let (mut running, metrics) = assemble(settings, parts, Arc::new(memory)).await?;
+            running.tasks.spawn(async move {
+                file.follow(reload, metrics.file_errors, drain).await;
+                Ok(())
+            });
+            Ok(running)
+        }
+        BackendSettings::Consul(consul) => on_consul(settings, *consul, base, parts).await,
+    }
+}
+
+async fn on_consul(
+    settings: Settings,
+    consul: ConsulSettings,
+    base: u64,
+    mut parts: Parts,
+) -> Result<Running, StartError> {
+    let metrics = ConsulMetrics::new(parts.registry.sub_registry_with_prefix("armature_discovery"));
+    let consul = Consul::new(&consul, settings.limits, base, settings.changes, metrics)
+        .map_err(|error| ConfigError::invalid(error.key(), error.to_string()))?;
     let drain = parts.drain.clone();
-    let (mut running, metrics) = assemble(settings, parts, Arc::new(memory)).await?;
+    let (mut running, _) = assemble(settings, parts, Arc::new(consul.clone())).await?;
     running.tasks.spawn(async move {
-        file.follow(reload, metrics.file_errors, drain).await;
+        consul.run(drain).await;
         Ok(())
     });
     Ok(running)
@@ -128,8 +153,11 @@ async fn assemble(
     let mut tasks = JoinSet::new();
     let running = (listener.address().to_string(), admin.as_ref().map(|it| it.address().to_string()));
 
+    let ready = Ready::explained({
+        let backend = backend.clone();
+        move || backend.trouble()
+    });
     let replica = Arc::new(Replica::new(identity(), settings.rules, backend, metrics.clone()));
-    let ready = Ready::new();
     tasks.spawn({
         let (replica, drain, ready) = (replica.clone(), drain.clone(), ready.clone());
         async move {

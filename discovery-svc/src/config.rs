@@ -11,6 +11,7 @@ use armature_svc_kit::server::ServerOptions;
 use armature_svc_kit::telemetry::TelemetryConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::adapters::consul::settings::ConsulSettings;
 use crate::domain::guard::MassLoss;
 use crate::domain::registry::Rules;
 use crate::domain::store::Limits;
@@ -25,6 +26,7 @@ pub struct Config {
     pub token: Option<Secret>,
     pub drain_seconds: u64,
     pub backend: BackendConfig,
+    pub consul: ConsulConfig,
     pub lease: LeaseConfig,
     pub mass_loss: MassLossConfig,
     pub limits: LimitsConfig,
@@ -49,6 +51,22 @@ pub enum BackendKind {
     Memory,
     /// In this process, with static instances from a file.
     File,
+    /// In Consul, shared by any number of replicas.
+    Consul,
+}
+
+/// Where Consul is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(missing_docs, reason = "config/default.toml describes each key")]
+pub struct ConsulConfig {
+    pub url: String,
+    pub token: Option<Secret>,
+    pub ca_file: Option<PathBuf>,
+    pub cert_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
+    pub datacenter: Option<String>,
+    pub prefix: String,
 }
 
 /// When a lease ends.
@@ -98,6 +116,7 @@ impl Default for Config {
             token: None,
             drain_seconds: 5,
             backend: BackendConfig::default(),
+            consul: ConsulConfig::default(),
             lease: LeaseConfig::default(),
             mass_loss: MassLossConfig::default(),
             limits: LimitsConfig::default(),
@@ -109,6 +128,20 @@ impl Default for Config {
 impl Default for BackendConfig {
     fn default() -> Self {
         Self { kind: BackendKind::Memory, file: None, reload_seconds: 10 }
+    }
+}
+
+impl Default for ConsulConfig {
+    fn default() -> Self {
+        Self {
+            url: "http://127.0.0.1:8500".to_owned(),
+            token: None,
+            ca_file: None,
+            cert_file: None,
+            key_file: None,
+            datacenter: None,
+            prefix: "armature".to_owned(),
+        }
     }
 }
 
@@ -174,7 +207,7 @@ pub struct Settings {
 }
 
 /// Where the state is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum BackendSettings {
     /// In this process.
     Memory,
@@ -185,12 +218,14 @@ pub enum BackendSettings {
         /// How often it is looked at, besides being watched.
         reload: Duration,
     },
+    /// In Consul.
+    Consul(Box<ConsulSettings>),
 }
 
 impl Config {
     /// Checks what the types cannot say.
     pub fn validate(self) -> Result<Settings, ConfigError> {
-        let Self { listen, admin, token, drain_seconds, backend, lease, mass_loss, limits, telemetry: _ } =
+        let Self { listen, admin, token, drain_seconds, backend, consul, lease, mass_loss, limits, .. } =
             self;
         let positive = [
             ("lease.heartbeat_ms", lease.heartbeat_ms),
@@ -233,6 +268,7 @@ impl Config {
             (BackendKind::File, Some(path)) => {
                 BackendSettings::File { path, reload: Duration::from_secs(backend.reload_seconds) }
             }
+            (BackendKind::Consul, _) => BackendSettings::Consul(Box::new(ConsulSettings::new(consul, ttl)?)),
             (BackendKind::File, None) => {
                 return Err(ConfigError::invalid(
                     "backend.file",
@@ -298,6 +334,11 @@ mod tests {
             ("limits.watchers", "limits.watchers = 0"),
             ("mass_loss.share", "mass_loss.share = 1.5"),
             ("backend.file", "backend.kind = \"file\""),
+            ("consul.url", "backend.kind = \"consul\"\nconsul.url = \"consul:8500\""),
+            ("consul.url", "backend.kind = \"consul\"\nconsul.ca_file = \"ca.pem\""),
+            ("consul.key_file", "backend.kind = \"consul\"\nconsul.cert_file = \"me.pem\""),
+            ("consul.prefix", "backend.kind = \"consul\"\nconsul.prefix = \"My Fleet\""),
+            ("consul.datacenter", "backend.kind = \"consul\"\nconsul.datacenter = \"a&b\""),
         ];
         for (key, text) in wrong {
             let config: Config = parse_toml(text).unwrap();

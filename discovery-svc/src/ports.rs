@@ -95,4 +95,9 @@ pub trait Backend: Send + Sync + 'static {
 
     /// How full it is, for metrics.
     fn usage(&self) -> Usage;
+
+    /// Why it cannot be reached or does not do what it should, for people.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
 }

@@ -77,6 +77,7 @@ impl Replica {
             Err(RegisterError::BlockSizeMismatch { .. }) => "block_size_mismatch",
             Err(RegisterError::Full { .. }) => "full",
             Err(RegisterError::Static(_)) => "static",
+            Err(RegisterError::TooLarge { .. }) => "too_large",
             Err(RegisterError::Unreachable) => "unreachable",
         });
         let epoch = registered?;

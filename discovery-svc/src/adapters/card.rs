@@ -1,7 +1,7 @@
 //! Reads a model card as far as the registry needs it.
 
 use armature_contracts::MAX_CARD_BYTES;
-use armature_contracts::discovery::v1::ModelCard;
+use armature_contracts::discovery::v1::{ModelCard, Role};
 use prost::Message as _;
 
 use crate::domain::instance::{BlockSize, CardFacts, Digest, KvIdentity};
@@ -71,7 +71,18 @@ pub fn read(digest: Digest, content: &[u8]) -> Result<CardFacts, CardError> {
         kv_identity: KvIdentity(card.model_digest.to_vec()),
         block_size: BlockSize(card.block_size),
         artifacts,
+        tags: tags(&card),
     })
+}
+
+fn tags(card: &ModelCard) -> Vec<String> {
+    let role = |role| match role {
+        Role::Unspecified => None,
+        Role::Aggregated => Some("role-aggregated".to_owned()),
+        Role::Prefill => Some("role-prefill".to_owned()),
+        Role::Decode => Some("role-decode".to_owned()),
+    };
+    std::iter::once(format!("model-{}", card.served_name)).chain(card.roles().filter_map(role)).collect()
 }
 
 #[cfg(test)]
@@ -85,6 +96,7 @@ mod tests {
             model_digest: vec![1; 32].into(),
             tokenizer_digest: vec![2; 32].into(),
             block_size: 16,
+            roles: vec![Role::Decode.into()],
             ..ModelCard::default()
         }
     }
@@ -99,6 +111,7 @@ mod tests {
         let facts = read_card(&card()).unwrap();
         assert_eq!(facts.block_size, BlockSize(16));
         assert_eq!(facts.artifacts, [Digest([2; 32])]);
+        assert_eq!(facts.tags, ["model-tiny", "role-decode"]);
     }
 
     #[test]

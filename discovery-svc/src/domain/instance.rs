@@ -149,6 +149,8 @@ pub struct CardFacts {
     pub block_size: BlockSize,
     /// Tokenizer and template: kept while an instance shows the card.
     pub artifacts: Vec<Digest>,
+    /// What it is called and what it does, for people and their tools: `model-smollm2`, `role-prefill`.
+    pub tags: Vec<String>,
 }
 
 /// One incarnation of a process.

@@ -1,8 +1,13 @@
 //! What a backend keeps for all replicas: instances with their leases, tombstones, cards, artifacts, leaders.
 //!
-//! The memory and file backends keep a [`Store`]; a remote backend keeps the same in its own words and promises the same
-//! (`adapters::contract` runs on each). A lease that runs out leaves its instance in place, unleased: only a deregistration, a verdict of
-//! the replica that held the lease, or the need for room takes an instance away.
+//! The memory and file backends keep one [`Store`]. A shared backend keeps one per replica, which is the truth for the leases held through
+//! it, and merges what the others have written ([`elsewhere`]). A lease that runs out leaves its instance in place, unleased: only a
+//! deregistration, a verdict of the replica that held the lease, or the need for room takes an instance away.
+
+pub mod elsewhere;
+mod refusal;
+
+pub use refusal::{ChangeError, RegisterError};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,8 +15,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use self::elsewhere::Elsewhere;
 use super::blobs::{Blobs, NoRoom};
-use super::instance::{BlockSize, CardFacts, Digest, Instance, InstanceId, LeaseEpoch, ReplicaId, Status};
+use super::instance::{CardFacts, Digest, Instance, InstanceId, LeaseEpoch, ReplicaId, Status};
 use super::leaders::{Leaders, Leadership, Term, TooManyNames};
 use super::time::Moment;
 use super::tombstones::Tombstones;
@@ -65,56 +71,6 @@ pub enum Change {
     Unreachable,
 }
 
-/// Why an instance was not registered.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RegisterError {
-    /// The id was announced gone.
-    #[error("instance {0} was announced gone: take a new id")]
-    Fenced(InstanceId),
-    /// The card is not stored.
-    #[error("card {0} is not stored: put it first")]
-    CardUnknown(Digest),
-    /// Others serve the same weights with another block size.
-    #[error("block size {asked} differs from the {present} of the same model in this namespace", asked = .asked.0, present = .present.0)]
-    BlockSizeMismatch {
-        /// Of the card.
-        asked: BlockSize,
-        /// Of the instances that are there.
-        present: BlockSize,
-    },
-    /// No room.
-    #[error("no room for another instance: {limit} is the limit ({key})")]
-    Full {
-        /// Which bound, by its key in the configuration.
-        key: &'static str,
-        /// The bound.
-        limit: usize,
-    },
-    /// The file says what this instance is.
-    #[error("instance {0} is defined by the file of the backend")]
-    Static(InstanceId),
-    /// The backend does not answer.
-    #[error("the backend is unreachable")]
-    Unreachable,
-}
-
-/// Why an instance was not changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChangeError {
-    /// The id was announced gone.
-    #[error("instance {0} was announced gone: take a new id")]
-    Fenced(InstanceId),
-    /// No such instance.
-    #[error("instance {0} is not registered")]
-    Unknown(InstanceId),
-    /// The file says what this instance is.
-    #[error("instance {0} is defined by the file of the backend")]
-    Static(InstanceId),
-    /// The backend does not answer.
-    #[error("the backend is unreachable")]
-    Unreachable,
-}
-
 /// How full a store is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -142,8 +98,9 @@ struct Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lease {
     Held { by: ReplicaId, until: Moment },
-    Lapsed { since: Moment },
+    Lapsed { by: ReplicaId, since: Moment },
     Static,
+    Elsewhere(Elsewhere),
 }
 
 impl Record {
@@ -153,7 +110,15 @@ impl Record {
     }
 
     fn leased(&self) -> bool {
-        !matches!(self.lease, Lease::Lapsed { .. })
+        self.unleased_since().is_none()
+    }
+
+    fn unleased_since(&self) -> Option<Moment> {
+        match self.lease {
+            Lease::Held { .. } | Lease::Static => None,
+            Lease::Lapsed { since, .. } => Some(since),
+            Lease::Elsewhere(elsewhere) => elsewhere.unleased_since(),
+        }
     }
 }
 
@@ -273,8 +238,10 @@ impl Store {
             return Err(ChangeError::Fenced(id));
         }
         let record = self.records.get_mut(&id).ok_or(ChangeError::Unknown(id))?;
-        if record.lease == Lease::Static {
-            return Err(ChangeError::Static(id));
+        match record.lease {
+            Lease::Static => return Err(ChangeError::Static(id)),
+            Lease::Elsewhere(_) => return Err(ChangeError::Elsewhere(id)),
+            Lease::Held { .. } | Lease::Lapsed { .. } => {}
         }
         if record.instance.status != status {
             Arc::make_mut(&mut record.instance).status = status;
@@ -309,9 +276,9 @@ impl Store {
         self.expire(now);
         if let Some(record) = self.records.get_mut(&id)
             && record.instance.epoch == epoch
-            && matches!(record.lease, Lease::Held { .. })
+            && let Lease::Held { by, .. } = record.lease
         {
-            record.lease = Lease::Lapsed { since: now };
+            record.lease = Lease::Lapsed { by, since: now };
             self.changes.push(Change::Put { instance: record.instance.clone(), leased: false });
         }
     }
@@ -361,9 +328,24 @@ impl Store {
 
     /// Keeps a verified card.
     pub fn put_card(&mut self, facts: CardFacts, content: Bytes) -> Result<(), NoRoom> {
-        let shown: BTreeSet<Digest> =
-            self.records.values().filter_map(|record| record.instance.card).collect();
+        let shown = self.shown_cards();
         self.cards.put(facts.digest, content, Arc::new(facts), |digest| shown.contains(digest))
+    }
+
+    /// Cards that an instance shows: they do not make room.
+    pub fn shown_cards(&self) -> BTreeSet<Digest> {
+        self.records.values().filter_map(|record| record.instance.card).collect()
+    }
+
+    /// Artifacts that a shown card names: they do not make room.
+    pub fn shown_artifacts(&self) -> BTreeSet<Digest> {
+        let facts = self.records.values().filter_map(|record| record.facts.as_ref());
+        facts.flat_map(|facts| facts.artifacts.iter().copied()).collect()
+    }
+
+    /// What is known of a card.
+    pub fn facts_of(&self, digest: &Digest) -> Option<Arc<CardFacts>> {
+        self.cards.value(digest).cloned()
     }
 
     /// The bytes of a card.
@@ -373,8 +355,7 @@ impl Store {
 
     /// Keeps a verified artifact.
     pub fn put_artifact(&mut self, digest: Digest, content: Bytes) -> Result<(), NoRoom> {
-        let facts = self.records.values().filter_map(|record| record.facts.as_ref());
-        let shown: BTreeSet<Digest> = facts.flat_map(|facts| facts.artifacts.iter().copied()).collect();
+        let shown = self.shown_artifacts();
         self.artifacts.put(digest, content, (), |digest| shown.contains(digest))
     }
 
@@ -414,15 +395,23 @@ impl Store {
     fn expire(&mut self, now: Moment) {
         self.tombstones.expire(now);
         for record in self.records.values_mut() {
-            if matches!(record.lease, Lease::Held { until, .. } if until <= now) {
-                record.lease = Lease::Lapsed { since: now };
-                self.changes.push(Change::Put { instance: record.instance.clone(), leased: false });
+            match &mut record.lease {
+                Lease::Held { by, until } if *until <= now => {
+                    record.lease = Lease::Lapsed { by: *by, since: now };
+                }
+                Lease::Elsewhere(elsewhere) => {
+                    if !elsewhere.expires(now) {
+                        continue;
+                    }
+                }
+                _ => continue,
             }
+            self.changes.push(Change::Put { instance: record.instance.clone(), leased: false });
         }
     }
 
     fn card_facts(&self, digest: &Digest) -> Result<Arc<CardFacts>, RegisterError> {
-        self.cards.value(digest).cloned().ok_or(RegisterError::CardUnknown(*digest))
+        self.facts_of(digest).ok_or(RegisterError::CardUnknown(*digest))
     }
 
     fn facts(&self, instance: &Instance) -> Result<Option<Arc<CardFacts>>, RegisterError> {
@@ -452,10 +441,10 @@ impl Store {
             let (count, bytes) =
                 others.fold((1, size(instance)), |(n, sum), (_, it)| (n + 1, sum + it.size()));
             let Err(full) = self.within_limits(count, bytes) else { return Ok(()) };
-            let lapsed = self.records.iter().filter_map(|(id, record)| match record.lease {
-                Lease::Lapsed { since } if *id != instance.id => Some((since, *id, record.instance.epoch)),
-                _ => None,
-            });
+            let lapsed =
+                self.records.iter().filter(|(id, _)| **id != instance.id).filter_map(|(id, record)| {
+                    record.unleased_since().map(|since| (since, *id, record.instance.epoch))
+                });
             let (_, id, epoch) = lapsed.min().ok_or(full)?;
             self.records.remove(&id);
             self.changes.push(Change::Gone { id, epoch });

@@ -1,6 +1,6 @@
 //! Ids that were announced gone and must not come back.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::instance::{InstanceId, LeaseEpoch};
@@ -12,7 +12,7 @@ pub struct Tombstones {
     keep: Duration,
     limit: usize,
     by_id: BTreeMap<InstanceId, Tombstone>,
-    by_age: VecDeque<(Moment, InstanceId)>,
+    by_age: BTreeSet<(Moment, InstanceId)>,
     dropped: u64,
 }
 
@@ -25,29 +25,42 @@ struct Tombstone {
 impl Tombstones {
     /// Keeps each id for `keep` and at most `limit` of them.
     pub fn new(keep: Duration, limit: usize) -> Self {
-        Self { keep, limit, by_id: BTreeMap::new(), by_age: VecDeque::new(), dropped: 0 }
+        Self { keep, limit, by_id: BTreeMap::new(), by_age: BTreeSet::new(), dropped: 0 }
     }
 
     /// Fences an id. An id that is fenced already keeps its time and takes the higher epoch.
     pub fn fence(&mut self, id: InstanceId, epoch: LeaseEpoch, now: Moment) {
+        self.fence_for(id, epoch, self.keep, now);
+    }
+
+    /// Fences an id for what another replica says is left of its time. One that is older than all that fill the room is not taken.
+    pub fn fence_for(&mut self, id: InstanceId, epoch: LeaseEpoch, left: Duration, now: Moment) {
         self.expire(now);
         if let Some(known) = self.by_id.get_mut(&id) {
             known.epoch = known.epoch.max(epoch);
             return;
         }
+        let until = now + left.min(self.keep);
         while self.by_id.len() >= self.limit.max(1) {
-            let Some((_, oldest)) = self.by_age.pop_front() else { break };
+            let oldest = self.by_age.first().copied();
+            let Some((_, oldest)) = oldest.filter(|(oldest, _)| *oldest <= until) else { return };
+            self.by_age.pop_first();
             self.by_id.remove(&oldest);
             self.dropped += 1;
         }
-        let until = now + self.keep;
         self.by_id.insert(id, Tombstone { epoch, until });
-        self.by_age.push_back((until, id));
+        self.by_age.insert((until, id));
     }
 
     /// Whether an id is fenced.
     pub fn holds(&self, id: InstanceId, now: Moment) -> bool {
         self.by_id.get(&id).is_some_and(|tombstone| now < tombstone.until)
+    }
+
+    /// The epoch that a fenced id was gone at, and what is left of its time.
+    pub fn get(&self, id: InstanceId, now: Moment) -> Option<(LeaseEpoch, Duration)> {
+        let tombstone = self.by_id.get(&id).filter(|tombstone| now < tombstone.until)?;
+        Some((tombstone.epoch, tombstone.until.since(now)))
     }
 
     /// Every fenced id with the epoch it was gone at.
@@ -57,9 +70,9 @@ impl Tombstones {
 
     /// Drops those whose time is up.
     pub fn expire(&mut self, now: Moment) {
-        while let Some((_, id)) = self.by_age.front().filter(|(until, _)| *until <= now) {
+        while let Some((_, id)) = self.by_age.first().filter(|(until, _)| *until <= now) {
             self.by_id.remove(id);
-            self.by_age.pop_front();
+            self.by_age.pop_first();
         }
     }
 
@@ -99,6 +112,21 @@ mod tests {
         assert!(!tombstones.holds(InstanceId(1), at(600)));
         tombstones.expire(at(600));
         assert!(tombstones.is_empty());
+    }
+
+    #[test]
+    fn what_others_fenced_keeps_its_time_and_does_not_displace_what_is_newer() {
+        let mut tombstones = Tombstones::new(KEEP, 2);
+        tombstones.fence(InstanceId(1), LeaseEpoch(1), at(100));
+        tombstones.fence_for(InstanceId(2), LeaseEpoch(2), Duration::from_secs(10), at(100));
+        assert_eq!(tombstones.get(InstanceId(2), at(109)), Some((LeaseEpoch(2), Duration::from_secs(1))));
+        tombstones.fence_for(InstanceId(3), LeaseEpoch(1), Duration::from_secs(5), at(100));
+        assert!(!tombstones.holds(InstanceId(3), at(100)), "older than both");
+        tombstones.fence_for(InstanceId(4), LeaseEpoch(1), Duration::from_secs(20), at(100));
+        assert!(!tombstones.holds(InstanceId(2), at(100)) && tombstones.holds(InstanceId(4), at(119)));
+        assert!(!tombstones.holds(InstanceId(4), at(120)));
+        tombstones.fence_for(InstanceId(5), LeaseEpoch(1), KEEP * 2, at(650));
+        assert!(!tombstones.holds(InstanceId(5), at(1250)), "no longer than one's own");
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl From<CallError> for Status {
             CallError::Change(ChangeError::Fenced(id)) => {
                 fault(Reason::InstanceFenced).resource("instance", id.to_string())
             }
-            CallError::Change(ChangeError::Unknown(id)) => {
+            CallError::Change(ChangeError::Unknown(id) | ChangeError::Elsewhere(id)) => {
                 fault(Reason::LeaseUnknown).resource("instance", id.to_string())
             }
             CallError::Change(ChangeError::Static(_)) => Fault::invalid("instance_id", text),
@@ -114,6 +114,7 @@ fn register(error: &RegisterError, text: String) -> Fault {
         }
         RegisterError::BlockSizeMismatch { .. } => Fault::new(Reason::BlockSizeMismatch, text),
         RegisterError::Full { .. } => Fault::new(Reason::Overloaded, text).retry_after(RETRY),
+        RegisterError::TooLarge { .. } => Fault::invalid("instance", text),
         RegisterError::Static(_) => Fault::invalid("instance.instance_id", text),
         RegisterError::Unreachable => Fault::new(Reason::BackendUnreachable, text).retry_after(RETRY),
     }

@@ -1,4 +1,4 @@
-//! The service over the in-process network, in virtual time where nothing outside is involved.
+//! The service over the in-process network, in virtual time where nothing outside is involved, and in real time on real Consul agents.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,6 +6,7 @@ mod backend;
 mod binary;
 mod cards;
 mod client;
+mod consul;
 mod file;
 mod fleet;
 mod heal;

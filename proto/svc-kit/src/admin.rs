@@ -1,5 +1,6 @@
 //! The admin HTTP server of a service: `/livez`, `/readyz`, `/metrics`, `/version`.
 
+use std::fmt;
 use std::future::IntoFuture as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,8 +28,11 @@ const MAX_CONNECTIONS: usize = 64;
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Says whether a service is ready; starts as "no" and, once "yes", follows [`Ready::set`].
-#[derive(Clone, Debug, Default)]
-pub struct Ready(Arc<AtomicBool>);
+#[derive(Clone, Default)]
+pub struct Ready {
+    ready: Arc<AtomicBool>,
+    why: Option<Arc<dyn Fn() -> Option<String> + Send + Sync>>,
+}
 
 impl Ready {
     /// Not ready yet.
@@ -36,14 +40,30 @@ impl Ready {
         Self::default()
     }
 
+    /// Not ready yet; as long as that is so, `why` is asked what stands in the way.
+    pub fn explained(why: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+        Self { ready: Arc::default(), why: Some(Arc::new(why)) }
+    }
+
     /// Says whether the service is ready.
     pub fn set(&self, ready: bool) {
-        self.0.store(ready, Ordering::Release);
+        self.ready.store(ready, Ordering::Release);
     }
 
     /// Whether the service is ready.
     pub fn get(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.ready.load(Ordering::Acquire)
+    }
+
+    /// What stands in the way, if that is known.
+    pub fn why(&self) -> Option<String> {
+        self.why.as_ref().and_then(|why| why())
+    }
+}
+
+impl fmt::Debug for Ready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Ready").field(&self.get()).finish()
     }
 }
 
@@ -105,7 +125,11 @@ async fn readyz(State(shared): State<Shared>) -> Response {
     if shared.admin.ready.get() {
         "ready\n".into_response()
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response()
+        let text = match shared.admin.ready.why() {
+            Some(why) => format!("not ready: {why}\n"),
+            None => "not ready\n".to_owned(),
+        };
+        (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
     }
 }
 
