@@ -3,7 +3,7 @@ export CARGO_TARGET_DIR ?= $(HOME)/.cache/armature/target
 BIN := $(CARGO_TARGET_DIR)/debug/armature
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench fmt lint build chat
+.PHONY: help run test bench fmt lint build chat images up down test-containers
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -22,6 +22,18 @@ build: ## every service's binary, debug
 
 test: ## everything that CI runs
 	ci/gate.sh
+
+images: ## container images of every service, from the binaries of this machine; IMAGES=release builds from source
+	ci/images.sh $(IMAGES)
+
+up: ## every service in containers, on Consul and Redis; settings are in .env
+	ci/up.sh $(ARGS)
+
+down: ## end what `make up` started; volumes stay (ARGS=--volumes removes them)
+	$$(ci/setup.sh compose) --profile llama --profile sim down --remove-orphans $(ARGS)
+
+test-containers: ## compose under faults, and services against containers; needs a container engine
+	ci/containers.sh
 
 bench: ## benchmarks, as ratios against a baseline in the same run
 	ci/bench.sh $(ARGS)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes sure that what a step needs is there, or says what to do. Usage: ci/setup.sh rust|python [REQUIREMENTS]|backends
+# Makes sure that what a step needs is there, or says what to do. Usage: ci/setup.sh rust|python [REQUIREMENTS]|backends|compose|compose2
 set -euo pipefail
 CACHE=${ARMATURE_CACHE:-$HOME/.cache/armature}
 
@@ -65,5 +65,28 @@ backends)
   fi
   echo "$dir/bin"
   ;;
-*) echo "usage: ci/setup.sh rust|python|backends" >&2; exit 64 ;;
+compose)
+  # Prints a command that is Docker Compose: what is installed, or version 2 of Debian, pinned and never installed.
+  if [ -n "${ARMATURE_COMPOSE:-}" ]; then echo "$ARMATURE_COMPOSE"; exit; fi
+  if docker compose version >/dev/null 2>&1; then echo "docker compose"; exit; fi
+  if command -v docker-compose >/dev/null; then echo docker-compose; exit; fi
+  "$0" compose2
+  ;;
+compose2)
+  sum=47681197cb2b1ab88206b42a1a92fc75f50d9530a6322d03494a473eed0408ea
+  dir=$CACHE/compose-${sum:0:12}
+  if [ ! -e "$dir/ready" ]; then
+    need curl "apt-get install curl"
+    need dpkg-deb "it unpacks Debian's package; elsewhere install Docker Compose"
+    [ "$(uname -m)" = x86_64 ] || { echo "ci/setup.sh: the pinned Docker Compose is for x86-64: install yours" >&2; exit 1; }
+    echo "fetching Docker Compose into $dir (13 MB, once)" >&2
+    rm -rf "$dir" && mkdir -p "$dir"
+    curl --silent --show-error --fail --location --retry 3 --retry-connrefused --output "$dir/package.deb" \
+      http://deb.debian.org/debian/pool/main/d/docker-compose/docker-compose_2.26.1-4_amd64.deb
+    echo "$sum  $dir/package.deb" | sha256sum --check --quiet - || { echo "ci/setup.sh: that is not the pinned Docker Compose" >&2; exit 1; }
+    dpkg-deb -x "$dir/package.deb" "$dir/root" && touch "$dir/ready"
+  fi
+  echo "$dir/root/usr/libexec/docker/cli-plugins/docker-compose"
+  ;;
+*) echo "usage: ci/setup.sh rust|python|backends|compose|compose2" >&2; exit 64 ;;
 esac

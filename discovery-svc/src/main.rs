@@ -7,6 +7,7 @@ use armature_discovery::config::Config;
 use armature_svc_kit::config::{self, ConfigArgs, ConfigError, Flags};
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::exit::Exit;
+use armature_svc_kit::health_check;
 use armature_svc_kit::network::Network;
 use armature_svc_kit::telemetry::Telemetry;
 use clap::Parser;
@@ -47,6 +48,9 @@ async fn main() -> ExitCode {
 async fn run(args: Args) -> anyhow::Result<()> {
     let flags = Flags::new().set("listen", args.listen).set("admin", args.admin);
     let config: Config = config::load("discovery", &args.config, flags, std::env::vars())?;
+    if args.config.probe {
+        return Ok(health_check::ready(&Network::new(), config.admin.as_ref()).await?);
+    }
     if args.config.print_config {
         use std::io::Write as _;
         return Ok(write!(std::io::stdout(), "{}", config::to_toml(&config)?)?);

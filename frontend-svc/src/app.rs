@@ -16,6 +16,7 @@ use armature_svc_kit::discovery_client::{
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::limited;
 use armature_svc_kit::network::{BindError, Listener, Network};
+use armature_svc_kit::reachable::advertised;
 use armature_svc_kit::server::{ReflectionError, Server, ServerMetrics, ServerOptions};
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -132,10 +133,7 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
     };
     let pipeline = Arc::new(Pipeline::new(outside, settings, metrics));
 
-    let address = config.advertise.clone().unwrap_or_else(|| grpc.address().clone());
-    if address.is_wildcard() {
-        tracing::warn!(%address, "registering an address that others cannot dial: set `advertise`");
-    }
+    let address = advertised(grpc.address(), config.advertise.as_ref(), &config.discovery).await;
     let bound = |listener: &Listener| listener.address().to_string();
     let (http_bound, grpc_bound, admin_bound) = (bound(&http), bound(&grpc), admin.as_ref().map(bound));
     let ready = Ready::new();

@@ -45,6 +45,8 @@ pub struct Config {
     pub max_retries: u32,
     /// Moves of one request to other workers, of all kinds.
     pub max_moves: u32,
+    /// Longest wait for a worker or a router while none is READY, seconds; 0: such a request is refused at once.
+    pub hold_seconds: u64,
     /// Seconds that accepted requests may take after a shutdown was asked for.
     pub drain_seconds: u64,
     /// Logs and traces.
@@ -69,6 +71,7 @@ impl Default for Config {
             between_tokens_seconds: 60,
             max_retries: 3,
             max_moves: 16,
+            hold_seconds: 10,
             drain_seconds: 120,
             telemetry: TelemetryConfig::default(),
         }
@@ -105,6 +108,7 @@ impl Config {
             first_token: Duration::from_secs(self.first_token_seconds),
             between_tokens: Duration::from_secs(self.between_tokens_seconds),
             limits: Limits { retries: self.max_retries, moves: self.max_moves, ..Limits::default() },
+            hold: Duration::from_secs(self.hold_seconds),
         })
     }
 }

@@ -8,6 +8,7 @@ use armature_frontend::config::Config;
 use armature_svc_kit::config::{self, ConfigArgs, Flags};
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::exit::Exit;
+use armature_svc_kit::health_check;
 use armature_svc_kit::network::Network;
 use armature_svc_kit::telemetry::Telemetry;
 use clap::Parser;
@@ -37,7 +38,15 @@ fn main() -> ExitCode {
         };
     }
     match tokio::runtime::Runtime::new() {
+        Ok(runtime) if args.config.probe => runtime.block_on(probe(config)),
         Ok(runtime) => runtime.block_on(serve(config)),
+        Err(error) => fail(Exit::Failure, &error.into()),
+    }
+}
+
+async fn probe(config: Config) -> ExitCode {
+    match health_check::ready(&Network::new(), config.admin.as_ref()).await {
+        Ok(()) => Exit::Success.into(),
         Err(error) => fail(Exit::Failure, &error.into()),
     }
 }

@@ -46,6 +46,8 @@ pub struct Metrics {
     migrations: Family<ModelLabel, Counter>,
     /// Refusals after which another worker was asked.
     pub retries: Counter,
+    /// Requests that waited for somebody to be READY.
+    pub held: Counter,
     /// Clients that went away before the end.
     pub disconnects: Counter,
     /// Streams that ended with an error.
@@ -74,6 +76,7 @@ impl Metrics {
             cached_tokens: Family::default(),
             migrations: Family::default(),
             retries: Counter::default(),
+            held: Counter::default(),
             disconnects: Counter::default(),
             broken_streams: Counter::default(),
             http_connections: Gauge::default(),
@@ -95,6 +98,7 @@ impl Metrics {
         registry.register("migrations", "Moves of running requests", it.migrations.clone());
         let retries = "Refusals after which another worker was asked";
         registry.register("retries", retries, it.retries.clone());
+        registry.register("held", "Requests that waited for somebody to be READY", it.held.clone());
         registry.register("disconnects", "Clients that went away early", it.disconnects.clone());
         registry.register("broken_streams", "Streams that ended with an error", it.broken_streams.clone());
         registry.register("http_connections", "Open HTTP connections", it.http_connections.clone());

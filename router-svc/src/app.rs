@@ -16,6 +16,7 @@ use armature_svc_kit::discovery_client::{
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::limited;
 use armature_svc_kit::network::{BindError, Listener, Network};
+use armature_svc_kit::reachable::advertised;
 use armature_svc_kit::server::{ReflectionError, Server, ServerMetrics, ServerOptions};
 use futures_util::future::BoxFuture;
 use prometheus_client::registry::Registry;
@@ -116,10 +117,7 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
     let instance = fresh_id();
     let shared = Shared::new(&config, valid, instance, rand::random(), metrics);
 
-    let address = config.advertise.clone().unwrap_or_else(|| grpc.address().clone());
-    if address.is_wildcard() {
-        tracing::warn!(%address, "registering an address that others cannot dial: set `advertise`");
-    }
+    let address = advertised(grpc.address(), config.advertise.as_ref(), &config.discovery).await;
     let running = (grpc.address().to_string(), admin.as_ref().map(|listener| listener.address().to_string()));
     let parts = Assembled { config, shared, discovery, channels, drain, address, server_metrics, registry };
     let task = AbortOnDropHandle::new(tokio::spawn(parts.run(grpc, admin)));

@@ -7,6 +7,7 @@ use armature_router::config::Config;
 use armature_svc_kit::config::{self, ConfigArgs, Flags};
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::exit::Exit;
+use armature_svc_kit::health_check;
 use armature_svc_kit::network::Network;
 use armature_svc_kit::telemetry::Telemetry;
 use clap::Parser;
@@ -40,7 +41,14 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(Exit::Failure, &error.into()),
     };
-    runtime.block_on(serve(config))
+    if args.config.probe { runtime.block_on(probe(config)) } else { runtime.block_on(serve(config)) }
+}
+
+async fn probe(config: Config) -> ExitCode {
+    match health_check::ready(&Network::new(), config.admin.as_ref()).await {
+        Ok(()) => Exit::Success.into(),
+        Err(error) => fail(Exit::Failure, &error.into()),
+    }
 }
 
 async fn serve(config: Config) -> ExitCode {

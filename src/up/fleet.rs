@@ -227,7 +227,7 @@ fn models(args: &UpArgs) -> Result<Vec<Option<PathBuf>>> {
 /// The name under which a file is served: the reference model's own, else the file's.
 fn served_name(path: &Path) -> String {
     if model::reference().is_ok_and(|reference| reference == path) {
-        return model::NAME.into();
+        return armature_worker::reference_model::NAME.into();
     }
     path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
 }

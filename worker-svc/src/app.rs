@@ -15,6 +15,7 @@ use armature_svc_kit::discovery_client::{
 };
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::network::{BindError, Network};
+use armature_svc_kit::reachable;
 use armature_svc_kit::server::{Server, ServerOptions};
 use prometheus_client::registry::Registry;
 use prost::Message;
@@ -186,7 +187,7 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
     let (fenced, was_fenced) = watch::channel(false);
     let discovery = Discovery::new(worker.channels.clone(), config.discovery.clone())?;
     let (registrar, registration) = discovery.register(RegistrationOptions {
-        instance: instance(&validated, &identity, &grpc, admin.as_ref(), kv_address),
+        instance: instance(&validated, &identity, &grpc, admin.as_ref(), kv_address).await,
         model: Some(ModelCardBytes {
             card: card::card(config, &identity, &tokenizer, &template).encode_to_vec().into(),
             artifacts: vec![tokenizer.into(), template.into()],
@@ -253,7 +254,7 @@ async fn wind_down(worker: Arc<Worker>, limit: Duration) {
 }
 
 /// What is registered.
-fn instance(
+async fn instance(
     validated: &Validated,
     me: &Identity,
     grpc: &Address,
@@ -261,14 +262,14 @@ fn instance(
     kv: Option<String>,
 ) -> Instance {
     let config = &validated.config;
-    let reachable = |address: &Address| match config.advertise_host.as_str() {
-        "" => address.clone(),
-        host => address.with_host(host),
-    };
-    let mut instance =
-        Instance::starting(me.instance, &config.namespace, Component::Worker, &reachable(grpc));
+    let mut instance = Instance::starting(
+        me.instance,
+        &config.namespace,
+        Component::Worker,
+        &advertised(config, grpc).await,
+    );
     if let Some(admin) = admin {
-        instance.addresses.insert("admin".into(), reachable(admin).to_string());
+        instance.addresses.insert("admin".into(), advertised(config, admin).await.to_string());
     }
     if let Some(kv) = kv {
         instance.addresses.insert("kv".into(), kv);
@@ -293,9 +294,9 @@ async fn endpoints(
     identity: &Identity,
     kv: &Arc<KvMemory>,
 ) -> Result<Endpoints, StartError> {
-    let Config { transports, shm_dir, advertise_host, .. } = &validated.config;
+    let Config { transports, shm_dir, .. } = &validated.config;
     let tcp = match transports.contains(&Transport::Tcp) {
-        true => Some(tcp_landing(&validated.config.kv_listen, advertise_host).await?),
+        true => Some(tcp_landing(&validated.config).await?),
         false => None,
     };
     let kv_address = tcp.as_ref().map(|tcp| tcp.advertised.clone());
@@ -321,13 +322,19 @@ async fn endpoints(
     Ok(Endpoints { landing, source, kv_address })
 }
 
-async fn tcp_landing(address: &Address, advertise_host: &str) -> Result<TcpLanding, StartError> {
-    let text = address.to_string();
+async fn tcp_landing(config: &Config) -> Result<TcpLanding, StartError> {
+    let text = config.kv_listen.to_string();
     let listener =
         TcpListener::bind(&text).await.map_err(system(format!("kv_listen: cannot listen on {text}")))?;
     let bound: Address = listener.local_addr().map_err(system("kv_listen"))?.into();
-    let advertised = if advertise_host.is_empty() { bound } else { bound.with_host(advertise_host) };
-    Ok(TcpLanding { listener, advertised: advertised.to_string() })
+    Ok(TcpLanding { listener, advertised: advertised(config, &bound).await.to_string() })
+}
+
+/// Under which address others reach what is bound to `bound`.
+async fn advertised(config: &Config, bound: &Address) -> Address {
+    let host = config.advertise_host.as_str();
+    let configured = (!host.is_empty()).then(|| bound.with_host(host));
+    reachable::advertised(bound, configured.as_ref(), &config.discovery).await
 }
 
 async fn load(config: Config, weights: Arc<WeightStore>) -> Result<Loaded, StartError> {

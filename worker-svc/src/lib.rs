@@ -20,5 +20,6 @@ pub mod identity;
 pub mod kv_memory;
 pub mod metrics;
 pub mod ports;
+pub mod reference_model;
 pub mod transfer;
 pub mod worker;

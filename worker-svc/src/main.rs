@@ -1,5 +1,7 @@
 //! `armature-worker`: configuration, telemetry, serve, drain.
 
+mod model_command;
+
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -7,19 +9,30 @@ use std::sync::Arc;
 use armature_svc_kit::config::{self, ConfigArgs, ConfigError, Flags};
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::exit::Exit;
+use armature_svc_kit::health_check;
 use armature_svc_kit::network::Network;
 use armature_svc_kit::telemetry::Telemetry;
 use armature_worker::app::{Parts, StartError, start};
 use armature_worker::config::Config;
-use clap::Parser;
+use clap::{Parser, Subcommand};
+use model_command::ModelCommand;
 use prometheus_client::registry::Registry;
 
 /// One engine behind one contract: scheduler, paged KV pool, hand-off, drain.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, args_conflicts_with_subcommands = true)]
 struct Args {
     #[command(flatten)]
     config: ConfigArgs,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Models on this machine
+    #[command(subcommand)]
+    Model(ModelCommand),
 }
 
 #[tokio::main]
@@ -37,7 +50,13 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
+    if let Some(Command::Model(ModelCommand::Fetch(args))) = args.command {
+        return args.run().await;
+    }
     let config: Config = config::load("worker", &args.config, Flags::new(), std::env::vars())?;
+    if args.config.probe {
+        return Ok(health_check::ready(&Network::new(), config.admin.as_ref()).await?);
+    }
     if args.config.print_config {
         return Ok(write!(std::io::stdout(), "{}", config::to_toml(&config)?)?);
     }

@@ -7,7 +7,7 @@ use armature_tidy::{Manifest, files, root};
 
 const SHARED: [&str; 3] = ["armature-kv-hash", "armature-contracts", "armature-svc-kit"];
 /// Dev-only crates, and whom they may see.
-const SEES_SERVICES: [&str; 2] = ["armature", "armature-e2e"];
+const SEES_SERVICES: [&str; 3] = ["armature", "armature-e2e", "armature-containers"];
 
 fn allowed(name: &str) -> Option<&'static [&'static str]> {
     match name {

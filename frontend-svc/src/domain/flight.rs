@@ -12,6 +12,8 @@
 //! A refusal is a retry: the same leg again without the refuser, at most [`Limits::retries`] times and only while the budget allows. A leg
 //! that was admitted and is lost migrates without asking a budget: each unfinished choice that has tokens becomes a leg of its own, the
 //! others stay together. A request survives [`Limits::deaths`] - 1 deaths.
+//!
+//! While nobody is READY a leg is held, not refused: during a restart of the only one, the next moment has another answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,6 +77,8 @@ struct Leg {
 pub enum Next {
     /// Route and generate these.
     Again(Vec<LegPlan>),
+    /// Nobody is there to take this leg: route it a little later, or end with the fault.
+    Hold(LegPlan, Fault),
     /// The request is over.
     End(Fault),
 }
@@ -254,14 +258,18 @@ impl Flight {
         if fault.reason != Reason::NoWorkers {
             return Next::End(fault);
         }
-        if let Some(refusal) = leg.refused {
+        if let Some(refusal) = leg.refused.clone() {
+            if refusal.reason == Reason::Draining {
+                // The last one is on its way out: what replaces it may be on its way in.
+                return Next::Hold(self.again(leg, None), refusal);
+            }
             // Whoever is left has said why not, and when it may be otherwise.
             return Next::End(refusal);
         }
         // A worker that gave the request up, or was away for a moment, is better than none; a dead one is not.
         let alive = self.excluded.iter().filter(|it| !self.dead.contains(&it.instance)).count();
         if alive == 0 || self.moves >= self.limits.moves {
-            return Next::End(fault);
+            return Next::Hold(self.again(leg, None), fault);
         }
         self.moves += 1;
         let dead = &self.dead;

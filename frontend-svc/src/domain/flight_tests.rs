@@ -32,7 +32,7 @@ fn draw() -> impl FnMut() -> u128 {
 fn plans(next: Next) -> Vec<LegPlan> {
     match next {
         Next::Again(plans) => plans,
-        Next::End(fault) => panic!("ended: {fault}"),
+        Next::Hold(_, fault) | Next::End(fault) => panic!("ended: {fault}"),
     }
 }
 
@@ -92,7 +92,7 @@ fn a_request_that_every_worker_gives_up_ends() {
     for round in 0.. {
         match flight.given_up(leg, 0, &mut draw()) {
             Next::Again(next) => leg = next[0].leg,
-            Next::End(_) => {
+            Next::Hold(..) | Next::End(_) => {
                 assert_eq!(round, Limits::default().moves);
                 break;
             }
@@ -123,7 +123,11 @@ fn a_worker_that_gave_up_is_better_than_none_and_a_dead_one_is_not() {
 
     let (mut flight, leg) = start(1);
     let moved = plans(flight.failed(leg, lost(), || true, &mut draw()));
-    assert!(matches!(flight.failed(moved[0].leg, none(), || true, &mut draw()), Next::End(_)));
+    let Next::Hold(plan, fault) = flight.failed(moved[0].leg, none(), || true, &mut draw()) else {
+        panic!("went on")
+    };
+    assert_eq!(fault.reason, Reason::NoWorkers);
+    assert_eq!(plan.exclude, [worker(1)]);
 }
 
 #[test]
@@ -139,10 +143,40 @@ fn the_last_refusal_is_told_when_nobody_is_left_to_ask() {
 #[test]
 fn what_a_router_says_is_final() {
     let (mut flight, plan) = Flight::new(1, Limits::default(), 1);
-    let fault = Fault::new(Reason::NoWorkers, "none");
+    let fault = Fault::new(Reason::HashSchemeMismatch, "another scheme");
     let next =
         flight.failed(plan.leg, Failure { fault: fault.clone(), contacted: true }, || true, &mut draw());
     assert_eq!(next, Next::End(fault));
+}
+
+#[test]
+fn while_nobody_is_there_a_leg_is_held_under_the_next_attempt() {
+    let none = || Failure { fault: Fault::new(Reason::NoWorkers, "none"), contacted: false };
+    let (mut flight, mut plan) = Flight::new(1, Limits::default(), 1);
+    for attempt in 2..100 {
+        let Next::Hold(held, fault) = flight.failed(plan.leg, none(), || false, &mut draw()) else {
+            panic!("not held")
+        };
+        assert_eq!((held.reservation.attempt, fault.reason), (attempt, Reason::NoWorkers));
+        plan = held;
+    }
+    assert_eq!(flight.retries(), 0);
+    flight.placed(plan.leg, worker(1));
+    flight.admitted(plan.leg);
+    flight.tokens(plan.leg, 0, 0, &[1]).unwrap();
+}
+
+#[test]
+fn the_only_worker_on_its_way_out_is_no_reason_to_end() {
+    let draining = || Failure { fault: Fault::new(Reason::Draining, "draining"), contacted: true };
+    let (mut flight, plan) = Flight::new(1, Limits::default(), 1);
+    flight.placed(plan.leg, worker(1));
+    let next = plans(flight.failed(plan.leg, draining(), || true, &mut draw()));
+    let none = Failure { fault: Fault::new(Reason::NoWorkers, "none"), contacted: true };
+    let Next::Hold(_, fault) = flight.failed(next[0].leg, none, || true, &mut draw()) else {
+        panic!("not held")
+    };
+    assert_eq!(fault.reason, Reason::Draining);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use armature_contracts::error::{Fault, Reason};
 use armature_contracts::ids::InstanceId;
+use tokio::time::Instant;
 
 use super::card::{Card, SetKey};
 use super::template::ChatTemplate;
@@ -77,7 +78,12 @@ pub struct Catalogue {
     compat_keys: HashMap<InstanceId, Digest>,
     workers: HashSet<InstanceId>,
     routed: bool,
+    /// Names that were served and are not now, and since when; at most [`LOST`].
+    lost: HashMap<String, Instant>,
 }
+
+/// Names remembered as lost; beyond it the one lost for longest is forgotten.
+const LOST: usize = 1024;
 
 impl Catalogue {
     /// The catalogue of `members`, as far as `shelf` knows their artifacts.
@@ -117,6 +123,24 @@ impl Catalogue {
             }
         }
         catalogue
+    }
+
+    /// The same as the successor of `before` at `now`: it knows what is no longer served.
+    #[must_use]
+    pub fn after(mut self, before: &Self, now: Instant) -> Self {
+        let gone = before.sets.keys().map(|name| (name.clone(), now));
+        let lost = before.lost.iter().map(|(name, since)| (name.clone(), *since)).chain(gone);
+        self.lost = lost.filter(|(name, _)| !self.sets.contains_key(name)).collect();
+        while self.lost.len() > LOST {
+            let oldest = self.lost.iter().min_by_key(|(_, since)| **since).map(|(name, _)| name.clone());
+            oldest.and_then(|name| self.lost.remove(&name));
+        }
+        self
+    }
+
+    /// Since when `model` is no longer served, if it ever was.
+    pub fn lost(&self, model: &str) -> Option<Instant> {
+        self.lost.get(model).copied()
     }
 
     /// Names that can be used now, each once, with one of its sets.
@@ -249,6 +273,25 @@ mod tests {
             .collect();
         members.insert(InstanceId(99), member(99, Kind::Router, Status::Ready, Digest::default()));
         members
+    }
+
+    #[test]
+    fn a_name_is_lost_from_the_moment_it_is_not_served_until_it_is_again() {
+        let shelf = shelf(vec![card(7, 1.0)]);
+        let (ready, gone) = (members(&[(1, 10, Status::Ready)]), members(&[(1, 10, Status::Draining)]));
+        let start = Instant::now();
+        let at = |seconds| start + std::time::Duration::from_secs(seconds);
+        let served = Catalogue::new(&ready, &shelf).after(&Catalogue::default(), at(0));
+        assert_eq!(served.lost("m"), None);
+        let without = Catalogue::new(&gone, &shelf).after(&served, at(1));
+        assert_eq!(without.lost("m"), Some(at(1)));
+        let still = Catalogue::new(&gone, &shelf).after(&without, at(2));
+        assert_eq!(
+            (still.lost("m"), still.lost("m-7"), still.lost("other")),
+            (Some(at(1)), Some(at(1)), None)
+        );
+        let back = Catalogue::new(&ready, &shelf).after(&still, at(3));
+        assert_eq!(back.lost("m"), None);
     }
 
     #[test]

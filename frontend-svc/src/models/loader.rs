@@ -11,6 +11,7 @@ use armature_contracts::MAX_ARTIFACT_BYTES;
 use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
 
 use super::card::Card;
 use super::catalogue::{Catalogue, Loaded, Shelf};
@@ -71,7 +72,8 @@ impl Loader {
         loop {
             let members = self.members.borrow_and_update().clone();
             self.want(&members);
-            self.catalogue.send_replace(Arc::new(Catalogue::new(&members, &self.shelf)));
+            let catalogue = Catalogue::new(&members, &self.shelf);
+            self.catalogue.send_modify(|it| *it = Arc::new(catalogue.after(it, Instant::now())));
             tokio::select! {
                 changed = self.members.changed() => if changed.is_err() { return },
                 Some(arrived) = self.tasks.join_next(), if !self.tasks.is_empty() => {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use armature_contracts::error::{Fault, Reason};
 use armature_contracts::ids::InstanceId;
@@ -23,7 +24,9 @@ use crate::models::catalogue::Catalogue;
 use crate::ports::{Decision, End, Phases, WorkerEvent};
 
 /// How long the account of a worker is waited for when all text is there.
-const ACCOUNT: std::time::Duration = std::time::Duration::from_secs(1);
+const ACCOUNT: Duration = Duration::from_secs(1);
+/// Between two questions whether somebody is READY.
+const HOLD_PAUSE: Duration = Duration::from_millis(250);
 
 /// A request on its way. Dropping it cancels all work for it.
 pub struct Generation {
@@ -44,6 +47,8 @@ pub struct Generation {
     summary: Summary,
     /// When the next token is overdue.
     overdue: Instant,
+    /// How long it may wait for somebody to be READY, while it does.
+    held_until: Option<Instant>,
     pace: Pace,
     over: bool,
     _running: Running,
@@ -74,6 +79,7 @@ impl Generation {
             seen: BTreeSet::new(),
             summary: Summary { prompt_tokens, ..Summary::default() },
             overdue: now + pipeline.settings.first_token,
+            held_until: None,
             pace: pipeline.metrics.pace(&request.set.name, prompt_tokens, now),
             over: false,
             _running: pipeline.metrics.running(),
@@ -82,7 +88,7 @@ impl Generation {
             request: Arc::new(request),
             pipeline,
         };
-        generation.launch(plan);
+        generation.launch(plan, Duration::ZERO);
         while generation.ready.is_empty() && !generation.over {
             generation.step().await?;
         }
@@ -208,6 +214,7 @@ impl Generation {
     }
 
     fn admitted(&mut self, leg: LegId) {
+        self.held_until = None;
         self.flight.admitted(leg);
         let Some(worker) = self.flight.worker(leg) else { return };
         let key = self.catalogue.borrow().compat_key(worker.instance).cloned();
@@ -319,20 +326,34 @@ impl Generation {
     fn go_on(&mut self, next: Next) -> Result<(), Fault> {
         match next {
             Next::Again(plans) => {
-                plans.into_iter().for_each(|plan| self.launch(plan));
+                plans.into_iter().for_each(|plan| self.launch(plan, Duration::ZERO));
                 Ok(())
             }
-            Next::End(mut fault) => {
+            Next::Hold(plan, _) if self.may_hold() => {
+                self.launch(plan, HOLD_PAUSE);
+                Ok(())
+            }
+            Next::Hold(_, mut fault) | Next::End(mut fault) => {
                 fault.work_done |= self.pace.begun();
                 Err(fault)
             }
         }
     }
 
-    fn launch(&mut self, plan: LegPlan) {
+    /// Whether there is time left to wait for somebody to be READY.
+    fn may_hold(&mut self) -> bool {
+        let now = Instant::now();
+        if self.held_until.is_none() {
+            self.pipeline.metrics.held.inc();
+        }
+        now < *self.held_until.get_or_insert(now + self.pipeline.settings.hold)
+    }
+
+    fn launch(&mut self, plan: LegPlan, pause: Duration) {
         let id = plan.leg;
         let outside = &self.pipeline.outside;
-        let stream = leg::run(outside.routing.clone(), outside.workers.clone(), self.request.clone(), plan);
+        let stream =
+            leg::run(outside.routing.clone(), outside.workers.clone(), self.request.clone(), plan, pause);
         self.legs.insert(id, stream);
     }
 

@@ -1,6 +1,7 @@
 //! One leg as a stream: routed, asked, followed. Dropping it anywhere cancels the work and releases the reservation.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use armature_contracts::error::{Fault, Reason};
 use armature_contracts::ids::ReservationKey;
@@ -26,6 +27,7 @@ pub enum LegEvent {
 pub type LegStream = BoxStream<'static, LegEvent>;
 
 enum Step {
+    Pause(Duration),
     Route,
     Ask(Decision),
     Follow(WorkerStream),
@@ -54,14 +56,16 @@ impl Drop for Reservation {
     }
 }
 
-/// Runs `plan`.
+/// Runs `plan`, after `pause`.
 pub fn run(
     routing: Arc<dyn Routing>,
     workers: Arc<dyn Workers>,
     request: Arc<Prepared>,
     plan: LegPlan,
+    pause: Duration,
 ) -> LegStream {
-    let leg = Leg { step: Step::Route, routing, workers, request, plan, reservation: None };
+    let step = if pause.is_zero() { Step::Route } else { Step::Pause(pause) };
+    let leg = Leg { step, routing, workers, request, plan, reservation: None };
     stream::unfold(leg, |mut leg| async move {
         let event = leg.next().await?;
         Some((event, leg))
@@ -71,6 +75,10 @@ pub fn run(
 
 impl Leg {
     async fn next(&mut self) -> Option<LegEvent> {
+        if let Step::Pause(pause) = self.step {
+            tokio::time::sleep(pause).await;
+            self.step = Step::Route;
+        }
         match std::mem::replace(&mut self.step, Step::Over) {
             Step::Route => Some(match self.routing.route(&self.request, &self.plan).await {
                 Ok(decision) => {
@@ -89,7 +97,7 @@ impl Leg {
                 Err(failure) => Some(LegEvent::Failed(failure)),
             },
             Step::Follow(stream) => self.follow(stream).await,
-            Step::Over => None,
+            Step::Pause(_) | Step::Over => None,
         }
     }
 

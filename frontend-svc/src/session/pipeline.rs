@@ -6,7 +6,7 @@ use std::time::Duration;
 use armature_contracts::error::{Fault, Reason};
 use armature_svc_kit::drain::{Drain, InFlight};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tower::retry::budget::{Budget as _, TpsBudget};
 
 use super::generate::Generation;
@@ -15,7 +15,7 @@ use crate::domain::deaths::{Deaths, Fingerprint};
 use crate::domain::flight::Limits;
 use crate::domain::prompt::{Ask, Input};
 use crate::metrics::Metrics;
-use crate::models::catalogue::Catalogue;
+use crate::models::catalogue::{Catalogue, ServedSet};
 use crate::ports::{Calendar, Entropy, Routing, Workers};
 
 /// Time over which the retry budget counts.
@@ -42,6 +42,8 @@ pub struct Settings {
     pub between_tokens: Duration,
     /// How often a request may try.
     pub limits: Limits,
+    /// Longest wait for somebody to be READY.
+    pub hold: Duration,
 }
 
 /// The outside, as arguments.
@@ -146,9 +148,31 @@ impl Pipeline {
         let bits = self.draw();
         // 24 bits are what a float in [0, 1) holds exactly.
         let share = (bits >> 104) as f32 / (1_u32 << 24) as f32;
-        let set = self.catalogue().find(&ask.model, share)?;
+        let set = self.find(&ask.model, share, caller.call.deadline).await?;
         let now = self.outside.calendar.now();
         prepare(ask, caller, set, &self.settings.namespace, now, bits as u64).await
+    }
+
+    /// The set that `model` names. One that was served a moment ago is waited for: its last worker may be restarting.
+    async fn find(
+        &self,
+        model: &str,
+        share: f32,
+        deadline: Option<Instant>,
+    ) -> Result<Arc<ServedSet>, Fault> {
+        let mut catalogues = self.catalogue_changes();
+        let now = Instant::now();
+        let lost = catalogues.borrow_and_update().lost(model);
+        if lost.is_none_or(|since| now.duration_since(since) >= self.settings.hold) {
+            return self.catalogue().find(model, share);
+        }
+        self.metrics.held.inc();
+        let end = now + self.settings.hold;
+        let until = deadline.map_or(end, |deadline| deadline.min(end));
+        let back = catalogues.wait_for(|catalogue| catalogue.lost(model).is_none());
+        // Back or not, the catalogue of that moment has the answer.
+        let _ = timeout_at(until, back).await;
+        self.catalogue().find(model, share)
     }
 
     fn admit(&self) -> Result<Admission, Fault> {

@@ -51,7 +51,9 @@ pub(crate) struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { workers: vec![says("Hello, world")], routers: 1, config: Config::default() }
+        // Nobody is waited for: tests of what happens then want to see it.
+        let config = Config { hold_seconds: 0, ..Config::default() };
+        Self { workers: vec![says("Hello, world")], routers: 1, config }
     }
 }
 

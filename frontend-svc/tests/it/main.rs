@@ -11,6 +11,7 @@ mod fake_worker;
 mod garbage;
 mod grpc;
 mod harness;
+mod hold;
 mod limits;
 mod malformed;
 mod migration;

@@ -1,7 +1,8 @@
 //! What every Armature service needs and no service owns.
 //!
 //! Does: configuration ([`config`], [`secret`], [`exit`]), logs, traces and the admin server
-//! ([`telemetry`], [`trace`], [`admin`]), addresses and sockets ([`address`], [`network`]), gRPC
+//! ([`telemetry`], [`trace`], [`admin`], [`health_check`]), addresses and sockets ([`address`],
+//! [`network`], [`reachable`]), gRPC
 //! clients and servers with deadlines, identity and limits ([`channel`], [`server`], [`layers`],
 //! [`call`], [`grpc_timeout`]), membership ([`discovery_client`]), and an orderly end ([`drain`]).
 //!
@@ -19,8 +20,10 @@ pub mod discovery_client;
 pub mod drain;
 pub mod exit;
 pub mod grpc_timeout;
+pub mod health_check;
 pub mod layers;
 pub mod network;
+pub mod reachable;
 pub mod secret;
 pub mod server;
 pub mod telemetry;

@@ -19,6 +19,9 @@ pub struct ConfigArgs {
     /// Print the resulting configuration as TOML, secrets redacted, and exit.
     #[arg(long)]
     pub print_config: bool,
+    /// Ask the process that runs with this configuration whether it is ready, and exit: 0 yes, 1 no.
+    #[arg(long, conflicts_with = "print_config")]
+    pub probe: bool,
 }
 
 /// Values of typed flags, by configuration key; they win over everything else.

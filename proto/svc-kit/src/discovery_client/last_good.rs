@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use armature_contracts::discovery::v1::ViewSnapshot;
 use prost::Message as _;
+use tempfile::NamedTempFile;
 
 use super::instance::Instance;
 
@@ -55,17 +56,15 @@ pub(super) fn load(path: &Path) -> Result<Vec<Instance>, LastGoodError> {
 pub(super) fn store(path: &Path, instances: &[Arc<Instance>]) -> Result<(), LastGoodError> {
     let instances = instances.iter().map(|instance| (&**instance).into()).collect();
     let snapshot = ViewSnapshot { instances, ..ViewSnapshot::default() };
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
     let write = || {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        let mut file = fs::File::create(&beside)?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder)?;
+        // A name of its own: consumers on one volume may write at the same time.
+        let mut file = NamedTempFile::new_in(folder)?;
         file.write_all(MAGIC)?;
         file.write_all(&snapshot.encode_to_vec())?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|error| error.error)
     };
-    write().map_err(|source| LastGoodError::Io { path: path.to_owned(), source })
+    write().map(drop).map_err(|source| LastGoodError::Io { path: path.to_owned(), source })
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use armature_svc_kit::address::Address;
 use armature_svc_kit::admin::{Admin, Ready};
 use armature_svc_kit::drain::Drain;
+use armature_svc_kit::health_check::{self, NotReady};
 use armature_svc_kit::network::Network;
 use armature_svc_kit::server::ServerMetrics;
 use http_body_util::{BodyExt as _, Empty};
@@ -39,7 +40,14 @@ async fn every_page_answers() {
 
     assert_eq!(get(&network, "/livez").await.0, StatusCode::OK);
     assert_eq!(get(&network, "/readyz").await.0, StatusCode::SERVICE_UNAVAILABLE);
+    let admin = Address::mem("admin");
+    let refused = health_check::ready(&network, Some(&admin)).await.unwrap_err();
+    assert!(
+        matches!(refused, NotReady::Refused { status: StatusCode::SERVICE_UNAVAILABLE, .. }),
+        "{refused}"
+    );
     ready.set(true);
+    health_check::ready(&network, Some(&admin)).await.unwrap();
     assert_eq!(get(&network, "/readyz").await.0, StatusCode::OK);
     let (_, metrics) = get(&network, "/metrics").await;
     assert!(metrics.contains("armature_probe_grpc_panics_total 0"), "{metrics}");
@@ -51,4 +59,6 @@ async fn every_page_answers() {
     drain.begin();
     drain.run(std::time::Duration::ZERO, async {}, async {}).await;
     served.await.unwrap();
+    let gone = health_check::ready(&network, Some(&admin)).await.unwrap_err();
+    assert!(matches!(gone, NotReady::Unreachable { .. }), "{gone}");
 }

@@ -66,6 +66,7 @@ fn load(file: Option<&str>, env: &[(&str, &str)], set: &[&str], flags: Flags) ->
         config: file.as_ref().map(|file| file.path().to_owned()),
         set: set.iter().map(ToString::to_string).collect(),
         print_config: false,
+        probe: false,
     };
     let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     config::load("router", &args, flags, env)
