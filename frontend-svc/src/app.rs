@@ -108,7 +108,7 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
     };
     let options = ChannelOptions { token: config.token.clone(), ..ChannelOptions::default() };
     let channels = Channels::new(network, options)?;
-    let discovery = Discovery::new(channels.clone(), config.discovery.clone())?;
+    let discovery = Discovery::new(channels.clone(), config.discovery.clone())?.beginning_at(rand::random());
 
     let prefixed = registry.sub_registry_with_prefix("armature_frontend");
     let metrics = Metrics::new(prefixed);

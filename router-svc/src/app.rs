@@ -101,7 +101,7 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
     };
     let channel_options = ChannelOptions { token: config.token.clone(), ..ChannelOptions::default() };
     let channels = Channels::new(network, channel_options)?;
-    let discovery = Discovery::new(channels.clone(), config.discovery.clone())?;
+    let discovery = Discovery::new(channels.clone(), config.discovery.clone())?.beginning_at(rand::random());
 
     let metrics = Metrics::new(&mut registry);
     Metrics::bounds(

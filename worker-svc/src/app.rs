@@ -185,7 +185,8 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
         tasks.spawn(admin.serve(listener, parts.drain.clone()));
     }
     let (fenced, was_fenced) = watch::channel(false);
-    let discovery = Discovery::new(worker.channels.clone(), config.discovery.clone())?;
+    let discovery =
+        Discovery::new(worker.channels.clone(), config.discovery.clone())?.beginning_at(rand::random());
     let (registrar, registration) = discovery.register(RegistrationOptions {
         instance: instance(&validated, &identity, &grpc, admin.as_ref(), kv_address).await,
         model: Some(ModelCardBytes {

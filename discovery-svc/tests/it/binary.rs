@@ -21,6 +21,8 @@ async fn a_wrong_configuration_exits_with_64_and_names_the_key() {
         (&["--set", "lease.tll_seconds=3"][..], "lease.ttl_seconds"),
         (&["--set", "limits.watchers=0"][..], "limits.watchers"),
         (&["--listen", "nowhere"][..], "nowhere"),
+        (&["--set", "backend.kind=consul", "--set", "consul.url=consul:8500"][..], "consul.url"),
+        (&["--set", "backend.kind=consul", "--set", "consul.prefix=X"][..], "consul.prefix"),
         (&["--set", "backend.kind=file", "--set", "backend.file=/does/not/exist"][..], "/does/not/exist"),
     ] {
         let output = output(args).await;

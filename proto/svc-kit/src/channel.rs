@@ -164,6 +164,13 @@ impl Channels {
         channel
     }
 
+    /// Lets the next user of [`Channels::to`] make a connection of its own, perhaps to another of the addresses that a name has. Calls on
+    /// the one before go on.
+    pub fn forget(&self, address: &Address) {
+        let mut cache = self.shared.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.channels.remove(&(address.clone(), KeepAlive::PATIENT));
+    }
+
     /// Channels kept now.
     pub fn cached(&self) -> usize {
         self.shared.cache.lock().unwrap_or_else(PoisonError::into_inner).channels.len()

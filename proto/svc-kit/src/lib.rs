@@ -16,6 +16,7 @@ pub mod admin;
 pub mod call;
 pub mod channel;
 pub mod config;
+mod dial;
 pub mod discovery_client;
 pub mod drain;
 pub mod exit;

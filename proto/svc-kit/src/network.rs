@@ -20,6 +20,7 @@ use tokio_util::sync::PollSemaphore;
 use tonic::transport::server::Connected;
 
 use crate::address::Address;
+use crate::dial;
 
 /// Bytes an in-process connection holds in each direction before the writer waits.
 pub const MEM_PIPE_BYTES: usize = 256 * 1024;
@@ -88,7 +89,7 @@ impl Network {
         match address {
             Address::Mem(name) => self.connect_mem(name).await,
             Address::Tcp { host, port } => {
-                let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                let stream = dial::by_name(host, *port).await?;
                 stream.set_nodelay(true)?;
                 Ok(Connection { io: Io::Tcp(stream), peer: address.clone(), _slot: None })
             }

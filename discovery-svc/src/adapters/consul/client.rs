@@ -221,14 +221,19 @@ impl Client {
         let mut source = error.source();
         while let Some(cause) = source {
             why = cause.to_string();
-            let inner = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-            if cause.is::<rustls::Error>() || inner.is_some_and(|inner| inner.is::<rustls::Error>()) {
+            if is_tls(cause) {
                 return CallError::Tls { url, why };
             }
             source = cause.source();
         }
         CallError::Away { url, why }
     }
+}
+
+/// The TLS library's errors come inside those of the system, which do not name them as their source.
+fn is_tls(error: &(dyn std::error::Error + 'static)) -> bool {
+    let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    error.is::<rustls::Error>() || inner.is_some_and(|inner| is_tls(inner))
 }
 
 fn told(body: &[u8]) -> String {

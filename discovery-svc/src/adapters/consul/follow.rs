@@ -85,8 +85,8 @@ pub async fn follow<T: Send + 'static>(
                             link.read(topic, generation);
                         }
                     }
-                    // Under a storm of changes at most half the time goes into reading.
-                    COALESCE.max(started.elapsed())
+                    // Under a storm of changes at most a third of the time goes into reading.
+                    COALESCE.max(2 * started.elapsed())
                 }
                 Err(error) => {
                     link.complain(&error);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! away --answers--> up (next generation) --every topic read--> in sight
-//! any  --no answer, no leader--> away
+//! any  --no answer, no leader, no permission--> away
 //! ```
 
 use std::collections::BTreeSet;
@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::client::{Ask, CallError, Client};
+use super::kv;
 use super::metrics::ConsulMetrics;
 
 /// Time between looks: a partition is noticed well within the grace of a broken stream, which is then no loss.
@@ -61,14 +62,12 @@ impl Link {
         Self { topics, state: watch::Sender::default(), metrics }
     }
 
-    /// Looks for Consul, for ever.
-    pub async fn look(&self, client: &Client) {
+    /// Looks for Consul, for ever: reads a key, there or not, which takes a leader and a token that may. Reading a list would not tell: of
+    /// what a token may not see, Consul shows nothing.
+    pub async fn look(&self, client: &Client, key: &str) {
         loop {
-            match client.ask(Ask::get("look", "/v1/status/leader")).await {
-                Ok(answer) if answer.body.len() > 2 => self.up(),
-                Ok(_) => self.away(
-                    "Consul has no leader: its servers are starting or do not see each other".to_owned(),
-                ),
+            match client.ask(Ask::get("look", kv::path(key))).await {
+                Ok(_) => self.up(),
                 Err(error) => self.away(error.to_string()),
             }
             sleep(LOOK_EVERY).await;

@@ -108,9 +108,10 @@ impl Consul {
             tickets: self.tickets.clone(),
             metrics: self.metrics.clone(),
         };
+        let looked = self.agent.names.fence(InstanceId(0));
         let components = Component::ALL.map(|component| self.follow(component));
         tokio::select! {
-            () = self.link.look(&self.agent.client) => {}
+            () = self.link.look(&self.agent.client, &looked) => {}
             _ = futures_util::future::join_all(components) => {}
             () = self.follow_fences() => {}
             () = writer.run() => {}

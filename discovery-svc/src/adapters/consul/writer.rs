@@ -27,6 +27,9 @@ use crate::ports::Backend as _;
 
 /// Instances that are written at a time.
 const AT_A_TIME: usize = 16;
+/// Instances that are written before leases are renewed again: an agent takes milliseconds for each, and the leases have two thirds of their
+/// TTL for all.
+const IN_ONE_ROUND: usize = 64;
 /// Pause after something could not be written.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -78,9 +81,11 @@ impl Writer {
             };
             let worked = self.work(&mut state, occasion).await;
             self.metrics.unsynced.set(state.dirty.len() as i64);
-            self.tickets.settled(ticket);
+            if worked.is_err() || state.dirty.is_empty() {
+                self.tickets.settled(ticket);
+            }
             match worked {
-                // What the agent had lost is to be written anew.
+                // There is more, or the agent had lost something.
                 Ok(()) if !state.dirty.is_empty() => {}
                 Ok(()) => {
                     let next = state.due.values().min().copied();
@@ -127,7 +132,7 @@ impl Writer {
         }
     }
 
-    /// Writes everything that is dirty or due; what could not be written stays dirty.
+    /// Renews every lease that is due and writes some of what is dirty; what could not be written stays dirty.
     async fn work(&self, state: &mut State, occasion: Occasion) -> Result<(), CallError> {
         let known =
             state.compared.is_some_and(|(last, at)| last == occasion && at.elapsed() < self.agent.ttl);
@@ -139,10 +144,16 @@ impl Writer {
         let now = Instant::now();
         let due: BTreeSet<InstanceId> =
             state.due.iter().filter(|(_, at)| **at <= now).map(|(id, _)| *id).collect();
-        let ids: BTreeSet<InstanceId> = std::mem::take(&mut state.dirty).union(&due).copied().collect();
-        let jobs: Vec<Job> = self.memory.with(|store, now| {
+        let mut ids = due.clone();
+        while ids.len() < due.len() + IN_ONE_ROUND
+            && let Some(id) = state.dirty.pop_first()
+        {
+            ids.insert(id);
+        }
+        let mut jobs: Vec<Job> = self.memory.with(|store, now| {
             ids.iter().filter_map(|id| self.job(store, now, *id, state, due.contains(id))).collect()
         });
+        jobs.sort_by_key(|job| !due.contains(&job.id));
         // Until it is done; what needs nothing any more is not due again.
         state.dirty.extend(jobs.iter().map(|job| job.id));
         state.due.retain(|id, _| !due.contains(id) || state.dirty.contains(id));

@@ -68,6 +68,14 @@ impl Discovery {
         Ok(Self { channels, endpoints: endpoints.into(), current: Arc::default() })
     }
 
+    /// Begins at another endpoint than the first; by something of its own, such as its id, each instance of a service takes another one.
+    #[must_use]
+    pub fn beginning_at(self, turn: u64) -> Self {
+        let first = turn % self.endpoints.len() as u64;
+        self.current.store(usize::try_from(first).unwrap_or(0), Ordering::Relaxed);
+        self
+    }
+
     /// A client of the endpoint in use, for calls this module has no method for.
     pub fn client(&self) -> Client {
         self.endpoint().1
@@ -83,6 +91,12 @@ impl Discovery {
     fn leave(&self, Turn(turn): Turn) {
         let next = turn.wrapping_add(1);
         let _ = self.current.compare_exchange(turn, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Turns to the next endpoint although this one answers, over a new connection when it comes to its turn again.
+    fn age(&self, turn: Turn) {
+        self.channels.forget(&self.endpoints[turn.0 % self.endpoints.len()]);
+        self.leave(turn);
     }
 
     /// Makes one unary call, at each endpoint once until one answers; refusals are answers.

@@ -10,7 +10,7 @@ use armature_contracts::discovery::v1::watch_response::Event;
 use armature_contracts::ids::InstanceId;
 use futures_util::StreamExt as _;
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::instance::{Component, Instance};
 use super::last_good;
@@ -25,6 +25,10 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_PROBES: usize = 256;
 /// Shortest time between two writes of the last good view.
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Shortest life of a stream, at most twice as long: then the next endpoint is asked over a new connection, so that one that was away gets
+/// its share again.
+const AGE: Duration = Duration::from_secs(600);
 
 /// What to watch.
 pub struct WatchOptions {
@@ -112,6 +116,8 @@ impl Discovery {
 /// Why a stream was left.
 enum Left {
     Ended(Option<tonic::Status>),
+    /// Nothing is wrong with it; so that watchers spread over endpoints that have come back.
+    Aged,
     /// What came does not follow; a snapshot is needed.
     Doubt,
 }
@@ -149,8 +155,14 @@ impl Watcher {
         loop {
             let (turn, client) = self.discovery.endpoint();
             let left = Box::pin(self.follow_one(client, position, &mut rounds)).await;
-            self.state.change(|membership| membership.set_live(false));
+            if !matches!(left, Left::Aged) {
+                self.state.change(|membership| membership.set_live(false));
+            }
             position = match left {
+                Left::Aged => {
+                    self.discovery.age(turn);
+                    self.state.change(|membership| membership.position())
+                }
                 Left::Ended(error) => {
                     let error = error.map_or("stream ended".to_owned(), |error| error.to_string());
                     tracing::info!(%error, "discovery watch lost, the last view stands");
@@ -190,8 +202,14 @@ impl Watcher {
         if founded {
             self.state.change(|membership| membership.set_live(true));
         }
+        let aged = sleep(AGE.mul_f64(rand::random_range(1.0..=2.0)));
+        let mut aged = std::pin::pin!(aged);
         loop {
-            let event = match stream.message().await {
+            let message = tokio::select! {
+                message = stream.message() => message,
+                () = aged.as_mut() => return Left::Aged,
+            };
+            let event = match message {
                 Ok(Some(message)) => message.event,
                 Ok(None) => return Left::Ended(None),
                 Err(status) => return Left::Ended(Some(status)),

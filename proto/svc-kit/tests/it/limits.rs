@@ -84,6 +84,23 @@ async fn only_the_service_token_opens() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_forgotten_channel_is_opened_anew_and_its_streams_go_on() {
+    let probe = Probe::default();
+    let served = Served::start(&Network::new(), "probe", ServerOptions::default(), probe.clone()).await;
+    let channels = served.channels(ChannelOptions::default());
+    let streaming = channels.to(&served.address);
+    let held = tokio::spawn(async move { call(&streaming, "Stream", &[]).await });
+    probe.alive.reaches(1).await;
+    channels.forget(&served.address);
+    assert_eq!(channels.cached(), 0);
+    assert_eq!(call(&channels.to(&served.address), "Echo", &[]).await.status.code(), Code::Ok);
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    assert!(served.metrics.in_flight() == 1 && !held.is_finished());
+    held.abort();
+    probe.alive.reaches(0).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn channels_are_shared_and_bounded() {
     let network = Network::new();
     let served = Served::start(&network, "probe", ServerOptions::default(), Probe::default()).await;

@@ -106,6 +106,29 @@ async fn snapshot_then_deltas() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_watch_moves_on_after_a_while_and_the_view_stands() {
+    let network = Network::new();
+    let (first, second) = (Registry::new(1), Registry::new(2));
+    for registry in [&first, &second] {
+        registry.put(instance(1, Ready));
+    }
+    let _served = (first.serve(&network, "first").await, second.serve(&network, "second").await);
+    let watching = Watching::start(&network, &["first", "second"], Alive::default().probe(), None);
+    watching.shows(&[(1, Ready)]).await;
+    let mut views = watching.members.subscribe();
+    let moved = async {
+        while views.borrow_and_update().epoch != 2 {
+            let view = views.borrow_and_update().clone();
+            assert!(view.live && view.instances.len() == 1, "{view:?}");
+            views.changed().await.unwrap();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(1201), moved).await.unwrap();
+    assert_eq!(first.asked(), [(0, 0)]);
+    assert_eq!(second.asked(), [(1, 1)], "with the view it has");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_view_is_a_metric() {
     let network = Network::new();
     let registry = Registry::new(1);
