@@ -5,9 +5,21 @@ use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use http::{StatusCode, Uri};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Body as _;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use rustls::crypto::ring;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::time::timeout;
 
 use super::PACKAGE;
 
@@ -76,7 +88,7 @@ pub(super) fn by_pip(
         .ok_or(DownloadError::NoWheel)
 }
 
-/// The wheel at `url`, in `work`. Proxies and authorities are those of the environment.
+/// The wheel at `url`, in `work`. Authorities are those that the system trusts (`SSL_CERT_FILE` names others).
 pub(super) fn over_https(
     url: &str,
     work: &Path,
@@ -84,24 +96,25 @@ pub(super) fn over_https(
 ) -> Result<PathBuf, DownloadError> {
     tell(&format!("downloading {url} (98 MB, once)"));
     let to = work.join("model.whl");
-    // Fails when somebody in this process has chosen a provider before: then that one serves.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    let file = File::create(&to)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(get(url, File::create(&to)?, tell))?;
+    runtime.block_on(get(url, file, tell))?;
     Ok(to)
 }
 
 async fn get(url: &str, mut to: File, tell: &mut dyn FnMut(&str)) -> Result<(), DownloadError> {
-    let failed =
-        |error: reqwest::Error| DownloadError::Https { url: url.to_owned(), problem: causes(&error) };
-    let client = reqwest::Client::builder().connect_timeout(PATIENCE).read_timeout(PATIENCE).build();
-    let answer = client.map_err(failed)?.get(url).send().await.map_err(failed)?;
-    let answer = answer.error_for_status().map_err(failed)?;
-    let whole = answer.content_length();
-    let mut pieces = answer.bytes_stream();
+    let failed = |problem: String| DownloadError::Https { url: url.to_owned(), problem };
+    let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| failed(error.to_string()))?;
+    let client = Client::builder(TokioExecutor::new()).build::<_, Empty<Bytes>>(connector().map_err(failed)?);
+    let answer = within(client.get(uri)).await.map_err(failed)?;
+    if answer.status() != StatusCode::OK {
+        return Err(failed(format!("status {}", answer.status())));
+    }
+    let whole = answer.body().size_hint().exact();
+    let mut body = answer.into_body();
     let (mut got, mut told) = (0, 0);
-    while let Some(piece) = pieces.next().await {
-        let piece = piece.map_err(failed)?;
+    while let Some(frame) = within(body.frame().map(Option::transpose)).await.map_err(failed)? {
+        let Ok(piece) = frame.into_data() else { continue };
         to.write_all(&piece)?;
         got += piece.len() as u64;
         if got - told >= STEP_BYTES {
@@ -113,11 +126,29 @@ async fn get(url: &str, mut to: File, tell: &mut dyn FnMut(&str)) -> Result<(), 
     Ok(to.sync_all()?)
 }
 
-/// What went wrong, down to the cause that says it: the outermost one only names the request.
-fn causes(error: &reqwest::Error) -> String {
-    let mut source: &dyn std::error::Error = error;
-    while let Some(inner) = source.source() {
-        source = inner;
+fn connector() -> Result<HttpsConnector<HttpConnector>, String> {
+    let mut roots = RootCertStore::empty();
+    // Some of a system's certificates may be unreadable; the others serve.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build())
+}
+
+/// A step of the download, within [`PATIENCE`]; an error is told by its innermost cause, for the outermost only says that there is one.
+async fn within<T, E: std::error::Error>(step: impl Future<Output = Result<T, E>>) -> Result<T, String> {
+    match timeout(PATIENCE, step).await {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(error)) => {
+            let mut cause: &dyn std::error::Error = &error;
+            while let Some(inner) = cause.source() {
+                cause = inner;
+            }
+            Err(cause.to_string())
+        }
+        Err(_) => Err(format!("nothing came for {} s", PATIENCE.as_secs())),
     }
-    source.to_string()
 }

@@ -2,6 +2,7 @@
 
 use armature_containers::docker::docker;
 use armature_containers::fleet::Fleet;
+use armature_contracts::inference::v1::generate_response::Event;
 use armature_contracts::inference::v1::inference_service_client::InferenceServiceClient;
 use armature_contracts::inference::v1::{GenerateRequest, StopConditions, generate_request};
 use armature_e2e::wait_until;
@@ -29,13 +30,15 @@ async fn a_chat_over_http_and_grpc_by_disaggregated_workers_and_a_clean_end() {
     let request = GenerateRequest {
         model: MODEL.into(),
         input: Some(generate_request::Input::Text("Once upon a time".into())),
-        stop: Some(StopConditions { max_tokens: 8, ..Default::default() }),
+        stop: Some(StopConditions { max_tokens: Some(8), ..Default::default() }),
         ..Default::default()
     };
     let mut stream = client.generate(request).await.unwrap().into_inner();
     let mut said = String::new();
     while let Some(message) = stream.message().await.unwrap() {
-        said.push_str(&message.delta.map(|delta| delta.text).unwrap_or_default());
+        if let Some(Event::Delta(delta)) = message.event {
+            said.push_str(&delta.text);
+        }
     }
     assert!(!said.is_empty());
 
