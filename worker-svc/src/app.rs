@@ -96,6 +96,8 @@ fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> StartError 
 pub struct Running {
     /// The fixed facts.
     pub identity: Identity,
+    /// The id of the present incarnation.
+    pub instance: watch::Receiver<InstanceId>,
     /// Bound address of the gRPC service.
     pub grpc: Address,
     /// Bound address of the admin server.
@@ -104,7 +106,6 @@ pub struct Running {
     thread: std::thread::JoinHandle<()>,
     worker: Arc<Worker>,
     registration: Registration,
-    was_fenced: watch::Receiver<bool>,
     drain_limit: Duration,
 }
 
@@ -114,9 +115,6 @@ pub enum Lost {
     /// The engine is unusable.
     #[error("the engine failed: {0}")]
     Engine(String),
-    /// Others have been told that this incarnation is gone: a new one has to take its place.
-    #[error("this incarnation was announced gone while discovery could not be reached: start it again")]
-    Fenced,
 }
 
 /// Loads the engine, binds the listeners and begins to serve.
@@ -133,17 +131,18 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
     };
     let loaded = load(config.clone(), Arc::clone(&parts.weights)).await?;
     let Loaded { engine, tokenizer, template } = loaded;
-    let identity = Identity::new(InstanceId(rand::random_range(1..=u64::MAX)), engine.spec().clone());
+    let identity = Identity::new(engine.spec().clone());
+    let first = fresh_id();
     let kv = KvMemory::new(identity.spec.kv, config.kv_blocks).map_err(system("cannot make the KV pool"))?;
     let kv = Arc::new(kv);
 
     let (driver, thread) =
-        Driver::start(engine, Arc::clone(&kv), scheduler(config, &identity), config.poison_blocks)
+        Driver::start(engine, Arc::clone(&kv), scheduler(config, &identity), config.poison_blocks, first)
             .map_err(system("cannot start the engine's thread"))?;
     let registry = parts.registry.sub_registry_with_prefix("armature_worker");
     let metrics = Metrics::new(registry);
     registry.register_collector(Box::new(EngineState(Arc::clone(&driver))));
-    let Endpoints { landing, source, kv_address } = endpoints(&validated, &identity, &kv).await?;
+    let Endpoints { landing, source, kv_address } = endpoints(&validated, first, &kv).await?;
     let channels = Channels::new(
         parts.network.clone(),
         ChannelOptions { token: config.token.clone(), ..ChannelOptions::default() },
@@ -167,7 +166,7 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
     let options = ServerOptions { token: config.token.clone(), ..ServerOptions::default() };
     let service = armature_svc_kit::limited!(WorkerServiceServer::new(WorkerGrpc::new(Arc::clone(&worker))));
     let server = Server::new(options, metrics.server)
-        .instance(identity.instance)
+        .instance(worker.driver.instance())
         .service(service)
         .descriptors(FILE_DESCRIPTOR_SET);
     let mut tasks = JoinSet::new();
@@ -184,32 +183,34 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
         let admin = Admin { service: "worker", version, ready: ready.clone(), registry };
         tasks.spawn(admin.serve(listener, parts.drain.clone()));
     }
-    let (fenced, was_fenced) = watch::channel(false);
     let discovery =
         Discovery::new(worker.channels.clone(), config.discovery.clone())?.beginning_at(rand::random());
+    let fenced = Arc::clone(&worker);
     let (registrar, registration) = discovery.register(RegistrationOptions {
-        instance: instance(&validated, &identity, &grpc, admin.as_ref(), kv_address).await,
+        instance: instance(&validated, first, &grpc, admin.as_ref(), kv_address).await,
         model: Some(ModelCardBytes {
             card: card::card(config, &identity, &tokenizer, &template).encode_to_vec().into(),
             artifacts: vec![tokenizer.into(), template.into()],
         }),
-        fenced: Box::new(move |id| {
-            fenced.send_replace(true);
-            id
+        fenced: Box::new(move |_| {
+            let next = fresh_id();
+            fenced.driver.begin_anew(next);
+            fenced.metrics.fenced.inc();
+            next
         }),
     });
     tasks.spawn(registrar.run(parts.drain.clone()));
     ready.set(true);
-    tracing::info!(instance = %identity.instance, %grpc, model = identity.spec.name, "serving");
+    tracing::info!(instance = %first, %grpc, model = identity.spec.name, "serving");
     Ok(Running {
         identity,
+        instance: worker.driver.instance(),
         grpc,
         admin,
         tasks,
         thread,
         worker,
         registration,
-        was_fenced,
         drain_limit: validated.drain,
     })
 }
@@ -222,13 +223,11 @@ impl Running {
     pub async fn finished(mut self) -> Result<(), Lost> {
         let drain = self.worker.drain.clone();
         let mut failed = self.worker.driver.failed();
-        let mut was_fenced = self.was_fenced.clone();
         self.worker.tasks.spawn(wind_down(Arc::clone(&self.worker), self.drain_limit));
         let announce = self.registration.set_status(Status::Draining);
         let lost = tokio::select! {
             _ = drain.run(GONE_LIMIT + self.drain_limit, announce, self.registration.deregister()) => None,
             Ok(reason) = failed.wait_for(Option::is_some) => Some(Lost::Engine(reason.clone().unwrap_or_default())),
-            Ok(_) = was_fenced.wait_for(|fenced| *fenced) => Some(Lost::Fenced),
         };
         if lost.is_some() {
             // Nobody shall be sent here any more; discovery may be away.
@@ -254,21 +253,22 @@ async fn wind_down(worker: Arc<Worker>, limit: Duration) {
     }
 }
 
+/// An id for an incarnation: random, and never 0.
+fn fresh_id() -> InstanceId {
+    InstanceId(rand::random_range(1..=u64::MAX))
+}
+
 /// What is registered.
 async fn instance(
     validated: &Validated,
-    me: &Identity,
+    id: InstanceId,
     grpc: &Address,
     admin: Option<&Address>,
     kv: Option<String>,
 ) -> Instance {
     let config = &validated.config;
-    let mut instance = Instance::starting(
-        me.instance,
-        &config.namespace,
-        Component::Worker,
-        &advertised(config, grpc).await,
-    );
+    let mut instance =
+        Instance::starting(id, &config.namespace, Component::Worker, &advertised(config, grpc).await);
     if let Some(admin) = admin {
         instance.addresses.insert("admin".into(), advertised(config, admin).await.to_string());
     }
@@ -292,7 +292,7 @@ struct Endpoints {
 /// Where KV lands and leaves, on the transports that are configured.
 async fn endpoints(
     validated: &Validated,
-    identity: &Identity,
+    first: InstanceId,
     kv: &Arc<KvMemory>,
 ) -> Result<Endpoints, StartError> {
     let Config { transports, shm_dir, .. } = &validated.config;
@@ -313,11 +313,8 @@ async fn endpoints(
         tcp,
         shm.then(|| ShmLanding { directory: shm_dir.clone(), boot_id: boot_id.clone() }),
     );
-    let export = shm.then(|| ShmExport {
-        directory: shm_dir.clone(),
-        boot_id,
-        incarnation: Incarnation(identity.instance.0),
-    });
+    let export =
+        shm.then(|| ShmExport { directory: shm_dir.clone(), boot_id, incarnation: Incarnation(first.0) });
     let source = HostSource::start(Arc::clone(kv), SourceOptions::default(), export)
         .map_err(system(format!("shm_dir: cannot listen in {}", shm_dir.display())))?;
     Ok(Endpoints { landing, source, kv_address })

@@ -1,7 +1,6 @@
 //! What this worker is, as other services are told and as requests must name it.
 
 use armature_contracts::discovery::v1 as discovery;
-use armature_contracts::ids::{InstanceId, WorkerRank};
 use armature_contracts::kv::v1 as kv;
 
 use crate::domain::request::CacheRoot;
@@ -30,11 +29,9 @@ impl From<Role> for discovery::Role {
     }
 }
 
-/// The fixed facts of one incarnation.
+/// The fixed facts, the same in every incarnation.
 #[derive(Debug, Clone)]
 pub struct Identity {
-    /// Random per incarnation.
-    pub instance: InstanceId,
     /// What the engine says of its model.
     pub spec: ModelSpec,
     /// Digest of model, layout without shard, rope and kernel: equal keys mean interchangeable KV.
@@ -42,15 +39,10 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of `instance` running `spec`.
-    pub fn new(instance: InstanceId, spec: ModelSpec) -> Self {
+    /// The identity of a worker that runs `spec`.
+    pub fn new(spec: ModelSpec) -> Self {
         let compat_key = compat_key(&spec);
-        Self { instance, spec, compat_key }
-    }
-
-    /// The one rank of this engine.
-    pub fn rank(&self) -> WorkerRank {
-        WorkerRank::first(self.instance)
+        Self { spec, compat_key }
     }
 
     /// Tokens per block.

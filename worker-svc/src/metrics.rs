@@ -51,6 +51,8 @@ pub struct Metrics {
     pub prefills: Counter,
     /// Clients that went away before their last token.
     pub disconnects: Counter,
+    /// Incarnations that were announced gone while this process lived.
+    pub fenced: Counter,
     refused: Family<ReasonLabel, Counter>,
     handoffs: Family<EndLabel, Counter>,
     transports: Family<TransportLabel, Counter>,
@@ -68,6 +70,7 @@ impl Metrics {
         registry.register("requests", "Generate calls taken", it.requests.clone());
         registry.register("prefills", "Prefill calls taken", it.prefills.clone());
         registry.register("disconnects", "Clients gone before their last token", it.disconnects.clone());
+        registry.register("fenced", "Incarnations announced gone in this process's life", it.fenced.clone());
         registry.register("refused", "Calls refused, by reason", it.refused.clone());
         registry.register("handoffs", "Hand-offs led, by their end", it.handoffs.clone());
         registry.register("handoff_transports", "Hand-offs by transport", it.transports.clone());
@@ -87,6 +90,7 @@ impl Metrics {
             Refusal::QueueFull { .. } => "queue_full",
             Refusal::Draining => "draining",
             Refusal::PrefillBackpressure { .. } => "prefill_backpressure",
+            Refusal::Fenced => "fenced",
             Refusal::Duplicate => "duplicate",
             Refusal::ContextExceeded { .. } => "context_exceeded",
             Refusal::TooManyChoices { .. } => "too_many_choices",

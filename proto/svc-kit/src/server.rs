@@ -14,6 +14,7 @@ use hyper_util::service::TowerToHyperService;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::body::Body;
@@ -138,7 +139,7 @@ pub struct Server {
     descriptors: Vec<&'static [u8]>,
     health: HealthReporter,
     names: Vec<&'static str>,
-    instance: Option<InstanceId>,
+    instance: Option<watch::Receiver<InstanceId>>,
 }
 
 impl Server {
@@ -164,11 +165,11 @@ impl Server {
         self
     }
 
-    /// Lets probes tell this incarnation from another one at the same address: the health of `instance` and of `instance/<id>` can be
-    /// asked for.
+    /// Lets probes tell the present incarnation from another one at the same address: the health of `instance` and of `instance/<id>` can
+    /// be asked for.
     #[must_use]
-    pub fn instance(mut self, id: InstanceId) -> Self {
-        self.instance = Some(id);
+    pub fn instance(mut self, present: watch::Receiver<InstanceId>) -> Self {
+        self.instance = Some(present);
         self
     }
 
@@ -194,11 +195,7 @@ impl Server {
         for name in &self.names {
             self.health.set_service_status(name, ServingStatus::Serving).await;
         }
-        if let Some(id) = self.instance {
-            self.health.set_service_status(INSTANCE, ServingStatus::Serving).await;
-            self.health.set_service_status(instance_name(id), ServingStatus::Serving).await;
-        }
-        let Self { options, metrics, routes, health, names, .. } = self;
+        let Self { options, metrics, routes, health, names, instance, .. } = self;
         let service = ServiceBuilder::new()
             .layer(ContextLayer)
             .layer(PanicLayer::new(metrics.panics.clone()))
@@ -210,8 +207,9 @@ impl Server {
         let tasks = Tasks::default();
         let _cut = tasks.cut.clone().drop_guard();
         tokio::join!(
-            accept(listener, &drain, &options, &metrics, &tasks, service),
+            report_instance(&drain, &health, instance),
             report_draining(&drain, &health, &names),
+            accept(listener, &drain, &options, &metrics, &tasks, service),
         );
         tasks.tracker.close();
         if tokio::time::timeout(options.stop_grace, tasks.tracker.wait()).await.is_err() {
@@ -239,6 +237,24 @@ async fn report_draining(drain: &Drain, health: &HealthReporter, names: &[&'stat
     drain.refusing().await;
     for name in names.iter().chain([&""]) {
         health.set_service_status(name, ServingStatus::NotServing).await;
+    }
+}
+
+/// Answers for the present incarnation, and no longer for those before it.
+async fn report_instance(
+    drain: &Drain,
+    health: &HealthReporter,
+    instance: Option<watch::Receiver<InstanceId>>,
+) {
+    let Some(mut instance) = instance else { return };
+    health.set_service_status(INSTANCE, ServingStatus::Serving).await;
+    loop {
+        let present = instance_name(*instance.borrow_and_update());
+        health.set_service_status(&present, ServingStatus::Serving).await;
+        tokio::select! {
+            Ok(()) = instance.changed() => health.clone().clear_service_status(&present).await,
+            () = drain.stopping() => return,
+        }
     }
 }
 

@@ -88,13 +88,20 @@ enum Change {
     Removed,
 }
 
-/// The log of one incarnation. Its set is as large as the tiers behind it; pending changes are
+/// An entry of the set: how many blocks carry it, and its place in the order in which entries came to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Present {
+    blocks: u32,
+    since: u64,
+}
+
+/// The log of the present incarnation. Its set is as large as the tiers behind it; pending changes are
 /// bounded by the set before and after them.
 #[derive(Debug)]
 pub struct KvEvents {
     config: KvEventsConfig,
     /// How many blocks carry an entry: equal hashes of unequal tokens are one entry of the set.
-    present: HashMap<KvEntry, u32>,
+    present: HashMap<KvEntry, Present>,
     pending: HashMap<KvEntry, (u64, Change)>,
     /// Pending changes in the order in which they happened.
     order: BTreeMap<u64, KvEntry>,
@@ -128,9 +135,10 @@ impl KvEvents {
     /// A block with this entry came to be.
     pub fn stored(&mut self, hash: SequenceHash, tier: Tier, now: Time) {
         let entry = (hash, tier);
-        let blocks = self.present.entry(entry).or_insert(0);
-        *blocks += 1;
-        if *blocks == 1 {
+        let new = Present { blocks: 0, since: self.next_order };
+        let present = self.present.entry(entry).or_insert(new);
+        present.blocks += 1;
+        if present.blocks == 1 {
             self.record(entry, Change::Stored, now);
         }
     }
@@ -138,16 +146,33 @@ impl KvEvents {
     /// A block with this entry is gone. Unknown entries are ignored.
     pub fn removed(&mut self, hash: SequenceHash, tier: Tier, now: Time) {
         let entry = (hash, tier);
-        if let Entry::Occupied(mut blocks) = self.present.entry(entry) {
-            *blocks.get_mut() -= 1;
-            if *blocks.get() == 0 {
-                blocks.remove();
+        if let Entry::Occupied(mut present) = self.present.entry(entry) {
+            present.get_mut().blocks -= 1;
+            if present.get().blocks == 0 {
+                present.remove();
                 self.record(entry, Change::Removed, now);
             }
         }
     }
 
+    /// A new incarnation begins: batches are numbered from 1 again, and the first of them tell the whole set to readers that know
+    /// nothing of it.
+    pub fn begin_anew(&mut self, now: Time) {
+        let mut entries: Vec<(u64, KvEntry)> =
+            self.present.iter().map(|(entry, present)| (present.since, *entry)).collect();
+        entries.sort_unstable();
+        (self.number, self.count, self.digest) = (0, 0, 0);
+        self.ring.clear();
+        self.pending.clear();
+        self.order.clear();
+        (self.pending_since, self.last_batch_at) = (now, now);
+        for (_, entry) in entries {
+            self.record(entry, Change::Stored, now);
+        }
+    }
+
     fn record(&mut self, entry: KvEntry, change: Change, now: Time) {
+        self.next_order += 1;
         if let Some((order, pending)) = self.pending.remove(&entry) {
             debug_assert_ne!(pending, change, "an entry alternates");
             self.order.remove(&order);
@@ -158,7 +183,6 @@ impl KvEvents {
         }
         self.pending.insert(entry, (self.next_order, change));
         self.order.insert(self.next_order, entry);
-        self.next_order += 1;
     }
 
     /// The next batch, when one is due: enough bytes wait, a change has waited long enough, or the

@@ -108,6 +108,9 @@ pub enum Refusal {
         /// The bound.
         limit: usize,
     },
+    /// It was meant for an incarnation that has ended.
+    #[error("the incarnation that was asked for has ended")]
+    Fenced,
     /// A request with this reservation id and attempt was here before.
     #[error("reservation was submitted before")]
     Duplicate,

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use armature_contracts::ids::WorkerRank;
 use tokio::sync::mpsc;
 
 use super::Event;
@@ -17,6 +18,8 @@ use crate::kv_memory::KvMemory;
 /// A request for the engine.
 #[derive(Debug, Clone)]
 pub struct Job {
+    /// The incarnation that it is for.
+    pub worker: WorkerRank,
     /// What the scheduler needs to know.
     pub submission: Submission,
     /// How its tokens are chosen.

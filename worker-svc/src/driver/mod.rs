@@ -20,6 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::Instant;
 
+use armature_contracts::ids::{InstanceId, WorkerRank};
 use tokio::sync::watch;
 
 pub use self::core::{Core, Counters, Job};
@@ -47,10 +48,12 @@ pub struct Driver {
     changed: watch::Sender<u64>,
     kv_batch: watch::Sender<u64>,
     failed: watch::Sender<Option<String>>,
+    /// Changes under the lock only, so that what is read or submitted there belongs to one incarnation.
+    instance: watch::Sender<InstanceId>,
 }
 
 impl Driver {
-    /// Starts the engine thread.
+    /// Starts the engine thread, in its first incarnation.
     ///
     /// # Errors
     /// What the system says when it cannot start a thread.
@@ -59,6 +62,7 @@ impl Driver {
         kv: Arc<KvMemory>,
         config: SchedulerConfig,
         poison: bool,
+        instance: InstanceId,
     ) -> std::io::Result<(Arc<Self>, thread::JoinHandle<()>)> {
         let driver = Arc::new(Self {
             core: Mutex::new(Core::new(Scheduler::new(config))),
@@ -70,6 +74,7 @@ impl Driver {
             changed: watch::Sender::new(0),
             kv_batch: watch::Sender::new(0),
             failed: watch::Sender::new(None),
+            instance: watch::Sender::new(instance),
         });
         let body = Arc::clone(&driver);
         let thread = thread::Builder::new().name("engine".into()).spawn(move || step::run(&body, engine))?;
@@ -99,10 +104,12 @@ impl Driver {
     /// Takes a request or refuses it, at once. Its events come through the ticket; dropping that cancels it.
     ///
     /// # Errors
-    /// The scheduler's refusal; nothing is left behind then.
+    /// The scheduler's refusal, or that the job is for another incarnation; nothing is left behind then.
     pub fn submit(self: &Arc<Self>, job: Job) -> Result<Ticket, Refusal> {
-        self.with(|core, now| core.submit(job, now))
-            .map(|(id, events, live)| Ticket::new(Arc::clone(self), id, events, live))
+        self.with(
+            |core, now| if job.worker == self.rank() { core.submit(job, now) } else { Err(Refusal::Fenced) },
+        )
+        .map(|(id, events, live)| Ticket::new(Arc::clone(self), id, events, live))
     }
 
     /// Runs `f` under the lock, hands out what it caused, and wakes the engine thread.
@@ -149,6 +156,32 @@ impl Driver {
     /// Why the engine thread has ended, once it has by a failure.
     pub fn failed(&self) -> watch::Receiver<Option<String>> {
         self.failed.subscribe()
+    }
+
+    /// The one rank of this engine, in its present incarnation.
+    pub fn rank(&self) -> WorkerRank {
+        WorkerRank::first(*self.instance.borrow())
+    }
+
+    /// The id of the present incarnation.
+    pub fn instance(&self) -> watch::Receiver<InstanceId> {
+        self.instance.subscribe()
+    }
+
+    /// Resolves when `worker` is not the present incarnation.
+    pub async fn fenced(&self, worker: WorkerRank) {
+        // The sender is part of self, so the channel cannot close while this waits.
+        let _ = self.instance().wait_for(|id| *id != worker.instance).await;
+    }
+
+    /// The present incarnation has been announced gone: the engine goes on as `instance`. Every unfinished choice ends with MIGRATE and
+    /// every landing is aborted; the cache stays, and its events are told anew.
+    pub fn begin_anew(&self, instance: InstanceId) {
+        self.with(|core, now| {
+            self.instance.send_replace(instance);
+            core.scheduler.migrate_all(now);
+            core.scheduler.kv_events().begin_anew(now);
+        });
     }
 
     /// Refuses new requests from now on.

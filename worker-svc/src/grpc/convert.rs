@@ -32,6 +32,8 @@ const SNAPSHOT_CHUNK: usize = 32 * 1024;
 /// The parts of Generate and Prefill that say what to compute, checked.
 #[derive(Debug)]
 pub(super) struct Parsed {
+    /// This worker, in the incarnation that was asked for.
+    pub(super) worker: WorkerRank,
     pub(super) prompt: Arc<[u32]>,
     pub(super) root: Arc<CacheRoot>,
     pub(super) reservation: ReservationKey,
@@ -47,6 +49,7 @@ impl Parsed {
     /// The job of this request in one of its kinds.
     pub(super) fn job(&self, kind: RequestKind, deadline: Option<Time>) -> Job {
         Job {
+            worker: self.worker,
             submission: Submission {
                 reservation: ids::ReservationKey {
                     id: self.reservation.id,
@@ -78,8 +81,8 @@ pub(super) struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Checks everything that does not depend on load.
-    pub(super) fn parse(&self, me: &Identity) -> Result<Parsed, Fault> {
+    /// Checks everything that does not depend on load, as `present` of worker `me`.
+    pub(super) fn parse(&self, me: &Identity, present: WorkerRank) -> Result<Parsed, Fault> {
         let context = self.context.ok_or_else(|| Fault::invalid("context", "is missing"))?;
         let reservation = context
             .reservation
@@ -87,7 +90,7 @@ impl Asked<'_> {
             .ok_or_else(|| Fault::invalid("context.reservation", "is missing"))?;
         let reservation = ReservationKey::try_from(reservation)
             .map_err(|error| Fault::invalid("context.reservation", error.to_string()))?;
-        check_target(self.worker, context, me)?;
+        check_target(self.worker, context, me, present)?;
         for (field, value) in
             [("context.tenant", &context.tenant), ("context.cache_salt", &context.cache_salt)]
         {
@@ -120,6 +123,7 @@ impl Asked<'_> {
             return Err(Fault::invalid("max_tokens", "0 is below the minimum of 1"));
         }
         Ok(Parsed {
+            worker: present,
             prompt: self.prompt.into(),
             root: Arc::new(root),
             reservation,
@@ -141,10 +145,11 @@ fn check_target(
     worker: Option<&kv::WorkerRank>,
     context: &inference::RequestContext,
     me: &Identity,
+    present: WorkerRank,
 ) -> Result<(), Fault> {
     let worker = WorkerRank::from(worker.copied().ok_or_else(|| Fault::invalid("worker", "is missing"))?);
-    if worker != me.rank() {
-        let text = format!("this is {}, not {worker}: look it up again", me.rank());
+    if worker != present {
+        let text = format!("this is {present}, not {worker}: look it up again");
         return Err(Fault::new(Reason::InstanceFenced, text).resource("worker", worker.to_string()));
     }
     if context.model_digest.as_ref() != me.spec.model_digest {
@@ -327,8 +332,8 @@ pub(super) fn rank_state(report: &LoadReport, kv: (u64, u64), counters: Counters
     }
 }
 
-/// A batch of KV events on the wire.
-pub(super) fn kv_batch(batch: &KvBatch, me: &Identity) -> kv::KvEventBatch {
+/// A batch of KV events of `worker` on the wire.
+pub(super) fn kv_batch(batch: &KvBatch, worker: WorkerRank, me: &Identity) -> kv::KvEventBatch {
     let removed = by_tier(&batch.removed).into_iter().map(|blocks| {
         kv::kv_event::Event::Removed(kv::KvRemoved {
             tier: blocks.tier,
@@ -343,7 +348,7 @@ pub(super) fn kv_batch(batch: &KvBatch, me: &Identity) -> kv::KvEventBatch {
         })
     });
     kv::KvEventBatch {
-        worker: Some(me.rank().into()),
+        worker: Some(worker.into()),
         batch: batch.number,
         events: removed.chain(stored).map(|event| kv::KvEvent { event: Some(event) }).collect(),
         count: batch.count,
@@ -353,10 +358,14 @@ pub(super) fn kv_batch(batch: &KvBatch, me: &Identity) -> kv::KvEventBatch {
     }
 }
 
-/// A snapshot on the wire, in chunks; at least one.
-pub(super) fn kv_snapshot(snapshot: &KvSnapshot, me: &Identity) -> Vec<kv::KvSnapshotChunk> {
+/// A snapshot of `worker` on the wire, in chunks; at least one.
+pub(super) fn kv_snapshot(
+    snapshot: &KvSnapshot,
+    worker: WorkerRank,
+    me: &Identity,
+) -> Vec<kv::KvSnapshotChunk> {
     let chunk = |blocks: Vec<kv::TierBlocks>, chunk: usize, chunks: usize| kv::KvSnapshotChunk {
-        worker: Some(me.rank().into()),
+        worker: Some(worker.into()),
         batch: snapshot.at,
         chunk: chunk as u32,
         chunks: chunks as u32,

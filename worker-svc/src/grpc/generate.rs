@@ -39,7 +39,7 @@ pub(super) fn start(
         stop: request.stop.as_ref(),
         choices: &request.choices,
     }
-    .parse(&worker.identity)?;
+    .parse(&worker.identity, worker.driver.rank())?;
     let remote = !request.prefill.is_empty();
     let kind = if remote { RequestKind::Landing } else { RequestKind::Local };
     let deadline = call.deadline.map(|at| worker.driver.time_at(at.into_std()));

@@ -1,14 +1,17 @@
-//! WatchKv: a snapshot if needed, then batches from the event log's ring.
+//! WatchKv: a snapshot if needed, then batches from the event log's ring. The stream ends with the incarnation that it tells of.
 
 use std::sync::Arc;
 
 use armature_contracts::error::Fault;
+use armature_contracts::ids::WorkerRank;
 use armature_contracts::worker::v1 as wire;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
+use wire::watch_kv_response::Event;
 
 use super::convert;
+use crate::domain::kv_events::{KvBatch, KvSnapshot};
 use crate::worker::Worker;
 
 /// Messages that wait for a slow reader; it reads from the ring meanwhile and is given a snapshot when it falls out of it.
@@ -34,10 +37,11 @@ async fn run(
 ) {
     let mut announced = worker.driver.kv_batch();
     let mut failed = worker.driver.failed();
+    let me = worker.driver.rank();
     let mut next = from_batch;
     loop {
         announced.mark_unchanged();
-        for event in read_on(&worker, &mut next) {
+        for event in read_on(&worker, me, &mut next) {
             if messages.send(Ok(wire::WatchKvResponse { event: Some(event) })).await.is_err() {
                 return;
             }
@@ -46,21 +50,37 @@ async fn run(
             () = messages.closed() => return,
             () = worker.drain.stopping() => return,
             _ = failed.wait_for(Option::is_some) => return,
+            () = worker.driver.fenced(me) => return,
             changed = announced.changed() => if changed.is_err() { return },
         }
     }
 }
 
-/// What a reader that wants batch `next` is sent now; advances `next`. 0 wants a snapshot.
-fn read_on(worker: &Worker, next: &mut u64) -> Vec<wire::watch_kv_response::Event> {
-    use wire::watch_kv_response::Event;
-    let me = &worker.identity;
-    let batches = worker.driver.kv_events(|events, _| if *next == 0 { None } else { events.resume(*next) });
-    if let Some(batches) = batches {
-        *next = batches.last().map_or(*next, |batch| batch.number + 1);
-        return batches.iter().map(|batch| Event::Batch(convert::kv_batch(batch, me))).collect();
+/// What the log has for a reader.
+enum Read {
+    Batches(Vec<Arc<KvBatch>>),
+    Snapshot(KvSnapshot),
+}
+
+/// What a reader of `me` that wants batch `next` is sent now; advances `next`. 0 wants a snapshot. Nothing once `me` is fenced.
+fn read_on(worker: &Worker, me: WorkerRank, next: &mut u64) -> Vec<Event> {
+    let read = worker.driver.kv_events(|events, now| {
+        if worker.driver.rank() != me {
+            return Read::Batches(Vec::new());
+        }
+        let batches = if *next == 0 { None } else { events.resume(*next) };
+        batches.map_or_else(|| Read::Snapshot(events.snapshot(now).0), Read::Batches)
+    });
+    match read {
+        Read::Batches(batches) => {
+            *next = batches.last().map_or(*next, |batch| batch.number + 1);
+            let wire = |batch: &Arc<KvBatch>| Event::Batch(convert::kv_batch(batch, me, &worker.identity));
+            batches.iter().map(wire).collect()
+        }
+        Read::Snapshot(snapshot) => {
+            *next = snapshot.at + 1;
+            let chunks = convert::kv_snapshot(&snapshot, me, &worker.identity);
+            chunks.into_iter().map(Event::Snapshot).collect()
+        }
     }
-    let (snapshot, _) = worker.driver.kv_events(|events, now| events.snapshot(now));
-    *next = snapshot.at + 1;
-    convert::kv_snapshot(&snapshot, me).into_iter().map(Event::Snapshot).collect()
 }

@@ -94,7 +94,7 @@ fn parse(worker: &Worker, start: &wire::PrefillStart) -> Result<Parsed, Fault> {
         stop: start.stop.as_ref(),
         choices: &start.choices,
     }
-    .parse(me)?;
+    .parse(me, worker.driver.rank())?;
     if start.compat_key.as_ref() != me.compat_key {
         let text = "compatibility keys differ: model, layout, rope or kernel are not the same";
         return Err(Fault::new(Reason::KvIncompatible, text));
@@ -169,6 +169,9 @@ impl Run {
         }
         loop {
             let step = tokio::select! {
+                () = self.worker.driver.fenced(self.parsed.worker) => {
+                    Err(Over::failed("this incarnation has been announced gone"))
+                }
                 event = self.ticket.next() => self.engine_event(event).await,
                 message = incoming.message() => match message {
                     Ok(Some(wire::PrefillRequest { message: Some(message) })) => self.message(message).await,

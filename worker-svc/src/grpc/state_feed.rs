@@ -1,11 +1,11 @@
-//! WatchState: a full report at once, then on change, and at least once a second.
+//! WatchState: a full report at once, then on change, and at least once a second. The stream ends with the incarnation that it tells of.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use armature_contracts::convert::duration;
 use armature_contracts::error::Fault;
-use armature_contracts::ids::ReservationKey;
+use armature_contracts::ids::{ReservationKey, WorkerRank};
 use armature_contracts::worker::v1 as wire;
 use armature_svc_kit::drain::Phase;
 use tokio::sync::mpsc;
@@ -36,13 +36,15 @@ pub(super) fn start(
         return Err(Fault::invalid("min_interval", format!("{interval:?} is above the limit of 1 s")).into());
     }
     let (reports, stream) = mpsc::channel(BUFFER);
-    let feed = Feed { worker: Arc::clone(worker), interval, cursor: None, seq: 0 };
+    let me = worker.driver.rank();
+    let feed = Feed { worker: Arc::clone(worker), me, interval, cursor: None, seq: 0 };
     worker.tasks.spawn(feed.run(reports));
     Ok(ReceiverStream::new(stream))
 }
 
 struct Feed {
     worker: Arc<Worker>,
+    me: WorkerRank,
     interval: Duration,
     cursor: Option<SettledCursor>,
     seq: u64,
@@ -55,13 +57,16 @@ impl Feed {
         loop {
             changed.mark_unchanged();
             let sent = Instant::now();
-            if reports.send(Ok(self.report())).await.is_err() {
+            let report = self.report();
+            // Looked at after the report was made: it is of this incarnation as a whole.
+            if self.worker.driver.rank() != self.me || reports.send(Ok(report)).await.is_err() {
                 return;
             }
             tokio::select! {
                 () = reports.closed() => return,
                 () = self.worker.drain.stopping() => return,
                 _ = failed.wait_for(Option::is_some) => return,
+                () = self.worker.driver.fenced(self.me) => return,
                 // Both an answer of the driver and the second's end are a reason to report.
                 _ = timeout_at(sent + MAX_INTERVAL, changed.changed()) => {}
             }
@@ -85,7 +90,7 @@ impl Feed {
         });
         wire::WatchStateResponse {
             report_seq: self.seq,
-            instance_id: worker.identity.instance.0,
+            instance_id: self.me.instance.0,
             settled: settled.collect(),
             ranks: vec![convert::rank_state(&report, kv, worker.driver.counters())],
             draining: worker.drain.phase() != Phase::Serving,

@@ -18,6 +18,7 @@ pub(super) fn refusal(refusal: &Refusal) -> Fault {
         Refusal::PrefillBackpressure { .. } => {
             Fault::new(Reason::PrefillBackpressure, text).retry_after(BUSY_RETRY)
         }
+        Refusal::Fenced => Fault::new(Reason::InstanceFenced, text),
         Refusal::Duplicate => Fault::new(Reason::DuplicateAttempt, text),
         Refusal::ContextExceeded { .. } => Fault::new(Reason::ContextLengthExceeded, text),
         Refusal::TooManyChoices { .. } => Fault::invalid("n", text),

@@ -26,7 +26,7 @@ async fn a_handed_off_request_has_the_tokens_of_an_aggregated_one() {
             let output = d.generate(asked).await.unwrap();
             assert_eq!(output.tokens, expected.tokens, "{transport:?}, prompt of {length}");
             assert_eq!(output.logprobs, expected.logprobs, "{transport:?}, prompt of {length}");
-            assert_eq!(output.prefilled_by, Some(p.identity.instance.0));
+            assert_eq!(output.prefilled_by, Some(p.rank().instance.0));
             assert_eq!((output.usage.computed_tokens, output.usage.transferred_tokens), (0, length as u32));
             wait_until("the prefill is over", async || {
                 p.metric("armature_worker_prompt_tokens_computed_total").await - on_p == length as f64
@@ -108,7 +108,7 @@ async fn without_a_prefill_worker_the_decode_worker_tries_the_next_then_prefills
     asked.context.as_mut().unwrap().cache_salt = String::new();
     let second = d.generate(asked.clone()).await.unwrap();
     assert_eq!(second.tokens, alone.tokens);
-    assert_eq!(second.prefilled_by, Some(p.identity.instance.0));
+    assert_eq!(second.prefilled_by, Some(p.rank().instance.0));
 
     let reservation = asked.context.as_mut().unwrap().reservation.as_mut().unwrap();
     reservation.attempt += 1;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use armature_contracts::ids::WorkerRank;
 use armature_contracts::inference::v1 as inference;
 use armature_contracts::worker::v1 as wire;
 use armature_kv_hash::{HASH_SCHEME, sequence_hashes};
@@ -126,7 +127,7 @@ pub(crate) fn request(node: &Node, prompt: &[u32], max_tokens: u32, n: u32) -> w
             model_digest: identity.spec.model_digest.to_vec().into(),
             ..Default::default()
         }),
-        worker: Some(identity.rank().into()),
+        worker: Some(node.rank().into()),
         prompt_token_ids: prompt.to_vec(),
         blocks: Some(wire::BlockCheck {
             hash_scheme: HASH_SCHEME.into(),
@@ -155,15 +156,22 @@ pub(crate) fn request(node: &Node, prompt: &[u32], max_tokens: u32, n: u32) -> w
 pub(crate) fn disaggregate(request: &mut wire::GenerateRequest, prefill: &[&Node]) {
     request.prefill = prefill
         .iter()
-        .map(|node| wire::PrefillTarget {
-            worker: Some(node.identity.rank().into()),
-            address: node.address.clone(),
-        })
+        .map(|node| wire::PrefillTarget { worker: Some(node.rank().into()), address: node.address.clone() })
         .collect();
     request.local_prefill_forbidden = true;
 }
 
 impl Node {
+    /// Its one rank, in the present incarnation.
+    pub(crate) fn rank(&self) -> WorkerRank {
+        WorkerRank::first(*self.running.instance.borrow())
+    }
+
+    /// Ways to it and to others of its fleet.
+    pub(crate) fn channels(&self) -> Channels {
+        Channels::new(self.network.clone(), ChannelOptions::default()).unwrap()
+    }
+
     /// Runs a request to its end.
     pub(crate) async fn generate(&self, request: wire::GenerateRequest) -> Result<Output, Status> {
         let n = request.choices.iter().map(|choice| choice.index as usize + 1).max().unwrap_or(0);

@@ -2,10 +2,12 @@
 //! over an in-process network.
 #![allow(clippy::unwrap_used)]
 
+mod fencing;
 mod generate;
 mod handoff;
 mod harness;
 mod kv;
 mod llama;
+mod registry;
 mod scheduler;
 mod transfer;

@@ -15,6 +15,7 @@ use armature_svc_kit::discovery_client::{
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::network::Network;
 use armature_svc_kit::server::{Server, ServerMetrics, ServerOptions};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -268,9 +269,15 @@ async fn a_successor_at_the_same_address_does_not_vouch_for_the_dead() {
     let dead = Instance::from(instance(1, Ready));
     let successor = Instance { id: InstanceId(7), ..dead.clone() };
     let listener = network.bind(&dead.grpc().unwrap()).await.unwrap();
-    let server = Server::new(ServerOptions::default(), ServerMetrics::default()).instance(successor.id);
+    let (id, present) = watch::channel(successor.id);
+    let server = Server::new(ServerOptions::default(), ServerMetrics::default()).instance(present);
     let serving = tokio::spawn(server.serve(listener, Drain::new()));
     assert!(!probe(Arc::new(dead)).await);
-    assert!(probe(Arc::new(successor)).await);
+    assert!(probe(Arc::new(successor.clone())).await);
+    // The same process as another incarnation.
+    let next = Instance { id: InstanceId(8), ..successor.clone() };
+    id.send_replace(next.id);
+    while !probe(Arc::new(next.clone())).await {}
+    assert!(!probe(Arc::new(successor)).await);
     serving.abort();
 }

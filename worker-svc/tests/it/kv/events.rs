@@ -76,6 +76,28 @@ fn readers_resume_inside_the_ring_only() {
     assert_eq!(log.resume(7), None, "never was");
 }
 
+#[test]
+fn a_new_incarnation_tells_the_whole_set_from_batch_1_parents_first() {
+    let mut log = log();
+    // A parent that is undone and stored again, and its child, come to be in one moment.
+    log.stored(SequenceHash(9), Tier::DEVICE, at(0));
+    log.stored(SequenceHash(5), Tier::DEVICE, at(0));
+    log.poll(at(50)).unwrap();
+    for hash in [5, 9] {
+        log.removed(SequenceHash(hash), Tier::DEVICE, at(60));
+    }
+    for hash in [9, 5, 3] {
+        log.stored(SequenceHash(hash), Tier::DEVICE, at(61));
+    }
+    log.begin_anew(at(70));
+    assert_eq!((log.last_batch(), log.last_state()), (0, (0, 0)));
+    assert_eq!(log.resume(2), None, "batches of the last incarnation are nobody's");
+    let batch = log.poll(at(120)).unwrap();
+    let stored: Vec<u64> = batch.stored.iter().map(|(hash, _)| hash.0).collect();
+    assert_eq!((batch.number, stored, batch.count), (1, vec![9, 5, 3], 3));
+    assert_eq!(batch.digest, armature_kv_hash::set_digest([(9, 1), (5, 1), (3, 1)]));
+}
+
 proptest! {
     #[test]
     fn a_replay_is_the_set_with_count_and_digest(

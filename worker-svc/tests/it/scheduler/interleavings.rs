@@ -44,6 +44,7 @@ enum Op {
     Report,
     Drain,
     MigrateAll,
+    Fence,
 }
 
 fn request() -> impl Strategy<Value = NewRequest> {
@@ -89,8 +90,8 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
-    // Draining and migrating change everything that follows: once, at some place, in some runs.
-    let rare = prop_oneof![8 => Just(None), 1 => Just(Some(Op::Drain)), 1 => Just(Some(Op::MigrateAll))];
+    // Draining, migrating and fencing change everything that follows: once, at some place, in some runs.
+    let rare = prop_oneof![8 => Just(None), 1 => Just(Some(Op::Drain)), 1 => Just(Some(Op::MigrateAll)), 1 => Just(Some(Op::Fence))];
     (proptest::collection::vec(op(), 1..160), rare, any::<Index>()).prop_map(|(mut ops, rare, at)| {
         if let Some(rare) = rare {
             ops.insert(at.index(ops.len()), rare);
@@ -186,6 +187,10 @@ fn apply(world: &mut World, op: &Op) {
         }
         Op::Drain => world.scheduler.drain(world.now),
         Op::MigrateAll => world.scheduler.migrate_all(world.now),
+        Op::Fence => {
+            world.scheduler.migrate_all(world.now);
+            world.begin_events_anew();
+        }
     }
     world.settle();
 }

@@ -8,6 +8,13 @@ use super::oracle::oracle;
 use super::world::{Client, World};
 
 impl World {
+    /// A new incarnation: its readers know nothing yet.
+    pub(super) fn begin_events_anew(&mut self) {
+        self.scheduler.kv_events().begin_anew(self.now);
+        self.batches.clear();
+        self.kv_set.clear();
+    }
+
     /// Reads the event log and replays it; `snapshot`: compares with a snapshot, too.
     pub(super) fn replay_events(&mut self, snapshot: bool) {
         let mut batches = Vec::new();
