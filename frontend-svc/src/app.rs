@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::adapters::artifacts::DiscoveryArtifacts;
+use crate::adapters::choice_ends::{ChoiceEndSender, choice_ends};
 use crate::adapters::membership;
 use crate::adapters::releases::{ReleaseSender, releases};
 use crate::adapters::routers::GrpcRouters;
@@ -115,6 +116,7 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
     let server_metrics = ServerMetrics::new(prefixed);
     let (members, viewed) = watch::channel(Arc::default());
     let (release, release_sender) = releases(channels.clone(), metrics.releases_dropped.clone());
+    let (choice_ends, choice_end_sender) = choice_ends(channels.clone(), metrics.choice_ends_dropped.clone());
     let routers = GrpcRouters::new(
         channels.clone(),
         viewed.clone(),
@@ -125,7 +127,7 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
     let (loader, catalogue) = Loader::new(Arc::new(DiscoveryArtifacts(discovery.clone())), viewed);
     let outside = Outside {
         routing: Arc::new(routers.clone()),
-        workers: Arc::new(GrpcWorkers::new(channels.clone())),
+        workers: Arc::new(GrpcWorkers::new(channels.clone(), choice_ends)),
         catalogue,
         calendar: Arc::new(SystemCalendar),
         entropy: Arc::new(SystemEntropy),
@@ -149,6 +151,7 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
         ready: ready.clone(),
         routers,
         release_sender,
+        choice_end_sender,
         loader,
         members,
     };
@@ -168,6 +171,7 @@ struct Assembled {
     ready: Ready,
     routers: GrpcRouters,
     release_sender: ReleaseSender,
+    choice_end_sender: ChoiceEndSender,
     loader: Loader,
     members: watch::Sender<Arc<Members>>,
 }
@@ -223,6 +227,7 @@ impl Assembled {
             until(drain.stopping(), self.loader.run()),
             until(drain.stopping(), self.routers.probe()),
             until(drain.stopping(), self.release_sender.run()),
+            until(drain.stopping(), self.choice_end_sender.run()),
             until(drain.draining(), first_model),
             shut_down(&drain, &registration, Duration::from_secs(config.drain_seconds)),
         );

@@ -60,6 +60,8 @@ pub struct Metrics {
     pub router_failovers: Counter,
     /// Releases dropped because too many were waiting.
     pub releases_dropped: Counter,
+    /// Ends of choices dropped because too many were waiting.
+    pub choice_ends_dropped: Counter,
     models: Arc<Mutex<HashSet<String>>>,
 }
 
@@ -83,6 +85,7 @@ impl Metrics {
             refused_fingerprints: Counter::default(),
             router_failovers: Counter::default(),
             releases_dropped: Counter::default(),
+            choice_ends_dropped: Counter::default(),
             models: Arc::default(),
         };
         let seconds = Unit::Seconds;
@@ -107,6 +110,8 @@ impl Metrics {
         let failovers = "Routers that did not answer, so that another was asked";
         registry.register("router_failovers", failovers, it.router_failovers.clone());
         registry.register("releases_dropped", "Releases dropped at the bound", it.releases_dropped.clone());
+        let ends = "Ends of choices not told to their worker, at the bound";
+        registry.register("choice_ends_dropped", ends, it.choice_ends_dropped.clone());
         it
     }
 

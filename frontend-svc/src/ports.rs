@@ -37,6 +37,8 @@ pub trait Workers: Send + Sync + 'static {
         plan: &LegPlan,
         decision: &Decision,
     ) -> BoxFuture<'static, Result<WorkerStream, Failure>>;
+    /// Nothing more is wanted of `choice`, while others of `leg` go on at `worker`. Best effort, does not wait.
+    fn end_choice(&self, worker: &Target, leg: ReservationKey, choice: u32);
 }
 
 /// What a worker says, in order.

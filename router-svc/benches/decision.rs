@@ -95,6 +95,7 @@ fn decision(c: &mut Criterion) {
         prompt: Tokens(BLOCKS * 64 + 5),
         hashes: Some(("armature-xxh3-v1".into(), BlockSize(64))),
         choices: 1,
+        migrated: false,
         expected_output: None,
         constraints: Constraints::default(),
     });

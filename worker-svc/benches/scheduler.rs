@@ -26,6 +26,7 @@ fn submission(id: u32, root: &Arc<CacheRoot>) -> Submission {
         root: Arc::clone(root),
         stop: StopRule { max_tokens: u32::MAX, min_tokens: 0, stop_token_ids: Arc::from([]) },
         priority: Priority(0),
+        migrated: false,
         deadline: None,
     }
 }

@@ -345,6 +345,7 @@ fn scheduler(config: &Config, me: &Identity) -> SchedulerConfig {
     let mut scheduler = SchedulerConfig::new(config.kv_blocks, me.block_size(), me.spec.context_length);
     scheduler.max_running = settings.max_running;
     scheduler.max_waiting = settings.max_waiting;
+    scheduler.migrated_in_a_row = settings.migrated_in_a_row;
     scheduler.max_batched_tokens = settings.max_batched_tokens;
     scheduler.source_fraction = settings.source_fraction;
     scheduler.grant_fraction = settings.grant_fraction;

@@ -97,8 +97,10 @@ pub struct Config {
 pub struct SchedulerSettings {
     /// Most sequences at once.
     pub max_running: usize,
-    /// Most requests waiting; the next is refused.
+    /// Most new requests waiting; the next is refused. As many migrated ones may wait as may run.
     pub max_waiting: usize,
+    /// After so many migrated sequences in a row a new request is admitted, if one waits.
+    pub migrated_in_a_row: usize,
     /// Most tokens in one step.
     pub max_batched_tokens: usize,
     /// Time that a step with prefill in it should take, in milliseconds.
@@ -114,6 +116,7 @@ impl Default for SchedulerSettings {
         Self {
             max_running: 256,
             max_waiting: 256,
+            migrated_in_a_row: 4,
             max_batched_tokens: 8192,
             step_target_ms: 100.0,
             source_fraction: 0.5,

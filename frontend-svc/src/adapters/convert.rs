@@ -42,6 +42,7 @@ pub fn context(request: &Prepared, plan: &LegPlan) -> inference::RequestContext 
         adapter: None,
         session,
         budget: None,
+        migrated: plan.migrated,
     }
 }
 

@@ -1,6 +1,7 @@
 //! One file per port: how it is done over gRPC.
 
 pub mod artifacts;
+pub mod choice_ends;
 pub mod convert;
 pub mod fault;
 pub mod membership;

@@ -1,6 +1,7 @@
 //! Workers over gRPC. A worker that hangs is noticed by pings (5 s + 5 s); dropping a stream resets it, which cancels the work.
 
 use armature_contracts::error::{Fault, Reason};
+use armature_contracts::ids::ReservationKey;
 use armature_contracts::worker::v1::worker_service_client::WorkerServiceClient;
 use armature_svc_kit::address::Address;
 use armature_svc_kit::channel::Channels;
@@ -9,21 +10,23 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tonic::Status;
 
+use super::choice_ends::ChoiceEnds;
 use super::{convert, fault};
 use crate::domain::leg::{Failure, LegPlan};
-use crate::ports::{Decision, WorkerStream, Workers};
+use crate::ports::{Decision, Target, WorkerStream, Workers};
 use crate::session::prepare::Prepared;
 
 /// Workers by the addresses that routers name.
 #[derive(Debug, Clone)]
 pub struct GrpcWorkers {
     channels: Channels,
+    choice_ends: ChoiceEnds,
 }
 
 impl GrpcWorkers {
     /// Workers over `channels`.
-    pub fn new(channels: Channels) -> Self {
-        Self { channels }
+    pub fn new(channels: Channels, choice_ends: ChoiceEnds) -> Self {
+        Self { channels, choice_ends }
     }
 }
 
@@ -52,6 +55,10 @@ impl Workers for GrpcWorkers {
             Ok(events.boxed())
         }
         .boxed()
+    }
+
+    fn end_choice(&self, worker: &Target, leg: ReservationKey, choice: u32) {
+        self.choice_ends.push(&worker.address, leg, choice);
     }
 }
 

@@ -165,6 +165,11 @@ impl Flight {
         self.legs.remove(&leg);
     }
 
+    /// The key of an open leg.
+    pub fn reservation(&self, leg: LegId) -> Option<ReservationKey> {
+        Some(self.legs.get(&leg)?.reservation)
+    }
+
     /// The worker of an open leg.
     pub fn worker(&self, leg: LegId) -> Option<WorkerRank> {
         self.legs.get(&leg)?.worker
@@ -311,6 +316,7 @@ impl Flight {
             reservation,
             choices: choices.iter().map(|choice| (*choice, self.generated(*choice).to_vec())).collect(),
             exclude: self.excluded.iter().copied().collect(),
+            migrated,
         };
         let leg =
             Leg { reservation, choices, worker: None, admitted: false, migrated, refusals: 0, refused: None };

@@ -18,6 +18,8 @@ pub struct LegPlan {
     pub choices: Vec<(u32, Vec<u32>)>,
     /// Workers that are not to be chosen again.
     pub exclude: Vec<WorkerRank>,
+    /// It replaces a leg that a worker had taken: it goes before new requests.
+    pub migrated: bool,
 }
 
 impl LegPlan {

@@ -1,6 +1,6 @@
 //! A request that runs: follows its legs, gives what they say to the state machine and the texts, and does what these decide.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::domain::leg::{Failure, LegId, LegPlan};
 use crate::domain::text::{ChoiceText, Delta, Finish, Token};
 use crate::metrics::{Pace, Running};
 use crate::models::catalogue::Catalogue;
-use crate::ports::{Decision, End, Phases, WorkerEvent};
+use crate::ports::{Decision, End, Phases, Target, WorkerEvent};
 
 /// How long the account of a worker is waited for when all text is there.
 const ACCOUNT: Duration = Duration::from_secs(1);
@@ -36,6 +36,8 @@ pub struct Generation {
     flight: Flight,
     texts: Vec<ChoiceText>,
     legs: StreamMap<LegId, LegStream>,
+    /// Where each leg of them runs that has been placed.
+    targets: BTreeMap<LegId, Target>,
     catalogue: watch::Receiver<Arc<Catalogue>>,
     ready: VecDeque<Delta>,
     /// Of the leg that was admitted first; until then, of the last one placed.
@@ -72,6 +74,7 @@ impl Generation {
             texts: (0..request.params.n).map(text).collect(),
             flight,
             legs: StreamMap::new(),
+            targets: BTreeMap::new(),
             catalogue: pipeline.outside.catalogue.clone(),
             ready: VecDeque::new(),
             opened: Opened::default(),
@@ -197,6 +200,7 @@ impl Generation {
     fn placed(&mut self, leg: LegId, decision: &Decision) {
         let worker = decision.decode.worker;
         self.flight.placed(leg, worker);
+        self.targets.insert(leg, decision.decode.clone());
         if self.catalogue.borrow().knows(worker.instance) {
             self.seen.insert(worker.instance);
         }
@@ -273,9 +277,11 @@ impl Generation {
         let delta = text.push(tokens, finish, &decoder);
         if delta.finish.is_some() {
             self.flight.done(choice);
-            if finish.is_none() && self.flight.leg_done(leg) {
-                // A stop string: the worker does not know yet that it is done.
-                self.close(leg);
+            // A stop string: the worker does not know yet that it is done.
+            match finish {
+                None if self.flight.leg_done(leg) => self.close(leg),
+                None => self.end_choice(leg, choice),
+                Some(_) => {}
             }
             if self.flight.all_done() {
                 self.overdue = Instant::now() + ACCOUNT;
@@ -306,6 +312,7 @@ impl Generation {
 
     fn fail(&mut self, leg: LegId, failure: Failure) -> Result<(), Fault> {
         self.legs.remove(&leg);
+        self.targets.remove(&leg);
         tracing::info!(
             request_id = self.request.caller.request_id(),
             reason = failure.fault.reason.as_str(),
@@ -360,6 +367,14 @@ impl Generation {
     fn close(&mut self, leg: LegId) {
         self.flight.close(leg);
         self.legs.remove(&leg);
+        self.targets.remove(&leg);
+    }
+
+    /// Others of the leg go on: its worker need not compute this choice for nobody.
+    fn end_choice(&self, leg: LegId, choice: u32) {
+        if let (Some(target), Some(key)) = (self.targets.get(&leg), self.flight.reservation(leg)) {
+            self.pipeline.outside.workers.end_choice(target, key, choice);
+        }
     }
 }
 

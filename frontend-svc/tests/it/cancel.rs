@@ -56,6 +56,26 @@ async fn while_the_router_decides() {
     assert!(harness.workers[0].asked().is_empty());
 }
 
+#[tokio::test]
+async fn of_one_choice_when_its_text_is_complete() {
+    // Choice i says "iHello"; only that of choice 1 has the stop string, and the others never end.
+    let script = Script { stalls_after: Some(6), numbered: true, ..says("Hello") };
+    let harness = Harness::start(Setup { workers: vec![script], ..Setup::default() }).await;
+    let mut client = harness.client().await;
+    let body = json!({"model": MODEL, "prompt": "x", "n": 3, "stop": ["1H"], "stream": true}).to_string();
+    let answer = client.open(Client::request("/v1/completions", body)).await;
+    let worker = &harness.workers[0];
+    worker.ended.subscribe().wait_for(|ended| !ended.is_empty()).await.unwrap();
+    let ended = worker.ended.borrow().clone();
+    assert_eq!((ended.len(), &ended[0].choices), (1, &vec![1]));
+    let asked = worker.asked().remove(0);
+    assert_eq!(ended[0].reservation, asked.context.unwrap().reservation);
+    assert_eq!(*worker.running.borrow(), 1, "the others go on");
+    drop(answer);
+    drop(client);
+    gone(&harness).await;
+}
+
 async fn gone(harness: &Harness) {
     harness.workers[0].running.subscribe().wait_for(|running| *running == 0).await.unwrap();
     released(harness).await;

@@ -38,6 +38,8 @@ pub(crate) struct Script {
 pub(crate) struct FakeWorker {
     pub(crate) script: Arc<Mutex<Script>>,
     pub(crate) asked: Arc<watch::Sender<Vec<wire::GenerateRequest>>>,
+    /// Choices that it was told to end.
+    pub(crate) ended: Arc<watch::Sender<Vec<wire::EndChoicesRequest>>>,
     /// Requests whose stream is alive.
     pub(crate) running: Arc<watch::Sender<usize>>,
     /// Ends the process: every connection breaks.
@@ -57,6 +59,7 @@ impl FakeWorker {
         Self {
             script: Arc::new(Mutex::new(script)),
             asked: Arc::new(watch::channel(Vec::new()).0),
+            ended: Arc::new(watch::channel(Vec::new()).0),
             running: Arc::new(watch::channel(0).0),
             dead: CancellationToken::new(),
         }
@@ -195,6 +198,14 @@ impl WorkerService for FakeWorker {
             event
         });
         Ok(Response::new(events.boxed()))
+    }
+
+    async fn end_choices(
+        &self,
+        request: Request<wire::EndChoicesRequest>,
+    ) -> Result<Response<wire::EndChoicesResponse>, Status> {
+        self.ended.send_modify(|ended| ended.push(request.into_inner()));
+        Ok(Response::new(wire::EndChoicesResponse {}))
     }
 
     async fn prefill(

@@ -36,6 +36,10 @@ async fn a_death_at_any_token_is_not_seen_by_the_client() {
         let text: Vec<u32> = TEXT.bytes().map(u32::from).collect();
         assert!(generated.len() <= at && text.starts_with(generated), "{generated:?} after {at}");
         assert_eq!(first.sampling, second.sampling);
+        let migrated = |request: &armature_contracts::worker::v1::GenerateRequest| {
+            request.context.as_ref().unwrap().migrated
+        };
+        assert!(!migrated(&first) && migrated(&second));
         let (old, new) =
             (first.context.unwrap().reservation.unwrap(), second.context.unwrap().reservation.unwrap());
         assert_eq!((old.id, old.attempt + 1), (new.id, new.attempt));

@@ -156,6 +156,9 @@ pub struct RequestContext {
     pub session: ::core::option::Option<Session>,
     #[prost(message, optional, tag = "9")]
     pub budget: ::core::option::Option<Budget>,
+    /// A worker had taken it, and gave it up or was lost: it goes before new requests, at the pace that its worker sets.
+    #[prost(bool, tag = "10")]
+    pub migrated: bool,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

@@ -100,6 +100,17 @@ pub struct GenerateFinished {
     #[prost(message, optional, tag = "2")]
     pub prefill_worker: ::core::option::Option<super::super::kv::v1::WorkerRank>,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EndChoicesRequest {
+    /// The key of the Generate.
+    #[prost(message, optional, tag = "1")]
+    pub reservation: ::core::option::Option<super::super::inference::v1::ReservationKey>,
+    /// Indices; at least one.
+    #[prost(uint32, repeated, tag = "2")]
+    pub choices: ::prost::alloc::vec::Vec<u32>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EndChoicesResponse {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PrefillRequest {
     #[prost(oneof = "prefill_request::Message", tags = "1, 2, 3, 4")]
@@ -234,7 +245,7 @@ pub struct PrefillAccepted {
     /// The one of those offered that P would use; D's grants settle it.
     #[prost(string, tag = "1")]
     pub transport: ::prost::alloc::string::String,
-    /// "shm": P's incarnation in 16 hex digits, which names its socket in the shared directory; the secret opens it. "tcp": why not shm, where
+    /// "shm": the first incarnation of P's process in 16 hex digits, which names its socket in the shared directory; the secret opens it. "tcp": why not shm, where
     /// that was offered.
     #[prost(string, tag = "2")]
     pub detail: ::prost::alloc::string::String,
@@ -545,6 +556,36 @@ pub mod worker_service_client {
                 .insert(GrpcMethod::new("armature.worker.v1.WorkerService", "Generate"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Nothing more is wanted of these choices of a Generate that runs (a stop string was found in their text), while others of it go on. Best
+        /// effort and idempotent. Each is computed no further than the step it is in, gives its blocks back, and ends by a last delta, CANCELLED;
+        /// tokens that were on their way come before it. What the worker does not know, or what has ended, is ignored. A Generate without
+        /// choices left finishes as always.
+        pub async fn end_choices(
+            &mut self,
+            request: impl tonic::IntoRequest<super::EndChoicesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::EndChoicesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/armature.worker.v1.WorkerService/EndChoices",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("armature.worker.v1.WorkerService", "EndChoices"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
         /// One transfer, led by the decode worker D; this worker is P. D sends Request, then grants, Ack or Abort. P sends Accepted, Begin, ready
         /// pieces (shm), PrefillDone, AckConfirmed or TransferFailed. The stream's end is an Abort on both sides. P refuses before Accepted with a
         /// status: PREFILL_BACKPRESSURE, WORKER_BUSY, DRAINING, KV_INCOMPATIBLE, KV_SHARD_MISMATCH, INSTANCE_FENCED.
@@ -573,7 +614,7 @@ pub mod worker_service_client {
             self.inner.streaming(req, path, codec).await
         }
         /// A full report at once, then on change (not more often than min_interval) and at least once a second. A new subscription gets the full
-        /// list of settled reservations (30 s, bounded).
+        /// list of settled reservations (30 s, bounded). The stream ends when its incarnation is announced gone.
         pub async fn watch_state(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchStateRequest>,
@@ -600,7 +641,8 @@ pub mod worker_service_client {
                 );
             self.inner.server_streaming(req, path, codec).await
         }
-        /// A snapshot if needed, then batches. The one remedy for any doubt of a reader; at least every 30 s a batch, empty when idle.
+        /// A snapshot if needed, then batches. The one remedy for any doubt of a reader; at least every 30 s a batch, empty when idle. The stream
+        /// ends when its incarnation is announced gone; the next one numbers from 1.
         pub async fn watch_kv(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchKvRequest>,
@@ -654,6 +696,17 @@ pub mod worker_service_server {
             &self,
             request: tonic::Request<super::GenerateRequest>,
         ) -> std::result::Result<tonic::Response<Self::GenerateStream>, tonic::Status>;
+        /// Nothing more is wanted of these choices of a Generate that runs (a stop string was found in their text), while others of it go on. Best
+        /// effort and idempotent. Each is computed no further than the step it is in, gives its blocks back, and ends by a last delta, CANCELLED;
+        /// tokens that were on their way come before it. What the worker does not know, or what has ended, is ignored. A Generate without
+        /// choices left finishes as always.
+        async fn end_choices(
+            &self,
+            request: tonic::Request<super::EndChoicesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::EndChoicesResponse>,
+            tonic::Status,
+        >;
         /// Server streaming response type for the Prefill method.
         type PrefillStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::PrefillResponse, tonic::Status>,
@@ -674,7 +727,7 @@ pub mod worker_service_server {
             + std::marker::Send
             + 'static;
         /// A full report at once, then on change (not more often than min_interval) and at least once a second. A new subscription gets the full
-        /// list of settled reservations (30 s, bounded).
+        /// list of settled reservations (30 s, bounded). The stream ends when its incarnation is announced gone.
         async fn watch_state(
             &self,
             request: tonic::Request<super::WatchStateRequest>,
@@ -685,7 +738,8 @@ pub mod worker_service_server {
             >
             + std::marker::Send
             + 'static;
-        /// A snapshot if needed, then batches. The one remedy for any doubt of a reader; at least every 30 s a batch, empty when idle.
+        /// A snapshot if needed, then batches. The one remedy for any doubt of a reader; at least every 30 s a batch, empty when idle. The stream
+        /// ends when its incarnation is announced gone; the next one numbers from 1.
         async fn watch_kv(
             &self,
             request: tonic::Request<super::WatchKvRequest>,
@@ -810,6 +864,51 @@ pub mod worker_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/armature.worker.v1.WorkerService/EndChoices" => {
+                    #[allow(non_camel_case_types)]
+                    struct EndChoicesSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::EndChoicesRequest>
+                    for EndChoicesSvc<T> {
+                        type Response = super::EndChoicesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::EndChoicesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::end_choices(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = EndChoicesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

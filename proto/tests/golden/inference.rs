@@ -8,7 +8,7 @@ use crate::{Golden, digest, golden, seconds};
 
 pub(crate) fn all() -> Vec<Golden> {
     vec![
-        golden("armature.inference.v1.RequestContext", context()),
+        golden("armature.inference.v1.RequestContext#migrated", context()),
         golden("armature.inference.v1.GenerateRequest", generate()),
         golden(
             "armature.inference.v1.GenerateResponse#started",
@@ -50,6 +50,7 @@ pub(crate) fn context() -> inference::RequestContext {
         adapter: Some(inference::Adapter { name: "lora".into(), digest: digest(2) }),
         session: Some(session()),
         budget: Some(inference::Budget { max_queue: seconds(2), attempts_left: 3 }),
+        migrated: true,
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{Golden, digest, golden, one, seconds};
 
 pub(crate) fn all() -> Vec<Golden> {
     vec![
-        golden("armature.router.v1.RouteRequest", route()),
+        golden("armature.router.v1.RouteRequest#migrated", route()),
         golden("armature.router.v1.RouteResponse", routed()),
         golden("armature.router.v1.ExplainResponse", explained()),
         golden("armature.router.v1.ListWorkersResponse", worker_views()),

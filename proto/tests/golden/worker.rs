@@ -8,7 +8,11 @@ use crate::{Golden, digest, golden, seconds};
 
 pub(crate) fn all() -> Vec<Golden> {
     vec![
-        golden("armature.worker.v1.GenerateRequest", worker_generate()),
+        golden("armature.worker.v1.GenerateRequest#migrated", worker_generate()),
+        golden(
+            "armature.worker.v1.EndChoicesRequest",
+            worker::EndChoicesRequest { reservation: Some(reservation()), choices: vec![2, 5] },
+        ),
         golden(
             "armature.worker.v1.GenerateResponse#delta",
             worker::GenerateResponse { event: Some(worker::generate_response::Event::Delta(token_delta())) },
@@ -23,7 +27,7 @@ pub(crate) fn all() -> Vec<Golden> {
             },
         ),
         golden(
-            "armature.worker.v1.PrefillRequest#start",
+            "armature.worker.v1.PrefillRequest#start-migrated",
             worker::PrefillRequest {
                 message: Some(worker::prefill_request::Message::Start(prefill_start())),
             },

@@ -78,9 +78,12 @@ impl Load {
         self.active as f64 / f64::from(worker.kv_blocks.0.max(1))
     }
 
-    /// Whether the worker would refuse one more request: it runs and queues all it may. Unknown limits are never reached.
-    pub fn full(&self, worker: &Worker) -> bool {
-        let limit = worker.limits.max_running.saturating_add(worker.limits.max_waiting);
+    /// Whether the worker would refuse one more request: it runs and queues all it may, which is as many as it runs more where that
+    /// was `migrated`. Unknown limits are never reached.
+    pub fn full(&self, worker: &Worker, migrated: bool) -> bool {
+        let migrants = if migrated { worker.limits.max_running } else { 0 };
+        let limit =
+            worker.limits.max_running.saturating_add(worker.limits.max_waiting).saturating_add(migrants);
         worker.limits.max_running > 0 && self.requests >= limit
     }
 }

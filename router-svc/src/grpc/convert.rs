@@ -53,6 +53,7 @@ pub fn request(message: wire::RouteRequest) -> Result<Request, Fault> {
         prompt,
         hashes,
         choices: message.choices.max(1),
+        migrated: context.is_some_and(|context| context.migrated),
         expected_output: (message.expected_output_tokens > 0)
             .then(|| Tokens(u64::from(message.expected_output_tokens))),
         constraints: constraints(message.constraints.unwrap_or_default())?,

@@ -206,6 +206,13 @@ impl WorkerService for FakeWorker {
 
     type PrefillStream = Answers<PrefillResponse>;
 
+    async fn end_choices(
+        &self,
+        _: Request<EndChoicesRequest>,
+    ) -> Result<Response<EndChoicesResponse>, Status> {
+        Err(Status::unimplemented("a router does not call it"))
+    }
+
     async fn prefill(
         &self,
         _: Request<Streaming<PrefillRequest>>,

@@ -77,6 +77,8 @@ pub struct Submission {
     pub stop: StopRule,
     /// Urgency class.
     pub priority: Priority,
+    /// A worker had taken it, and gave it up or was lost: it waits before new requests, and is paced.
+    pub migrated: bool,
     /// When the client stops waiting. A source that has started is ended by its driver instead.
     pub deadline: Option<Time>,
 }

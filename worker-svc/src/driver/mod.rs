@@ -27,6 +27,7 @@ pub use self::core::{Core, Counters, Job};
 pub use event::{Event, LayerReady};
 pub use ticket::Ticket;
 
+use crate::domain::ids::ReservationKey;
 use crate::domain::kv_events::KvEvents;
 use crate::domain::report::{LoadReport, SettledCursor};
 use crate::domain::request::Refusal;
@@ -187,6 +188,11 @@ impl Driver {
     /// Refuses new requests from now on.
     pub fn drain(&self) {
         self.with(|core, now| core.scheduler.drain(now));
+    }
+
+    /// Ends these choices of the request of a reservation, if it runs.
+    pub fn cancel_choices(&self, reservation: ReservationKey, choices: &[u32]) {
+        self.with(|core, now| core.scheduler.cancel_choices(reservation, choices, now));
     }
 
     /// Ends every unfinished choice with MIGRATE.

@@ -42,6 +42,7 @@ pub(super) struct Parsed {
     pub(super) params: SamplingParams,
     pub(super) seed: u64,
     pub(super) priority: Priority,
+    pub(super) migrated: bool,
     pub(super) wants_logprobs: bool,
 }
 
@@ -51,16 +52,14 @@ impl Parsed {
         Job {
             worker: self.worker,
             submission: Submission {
-                reservation: ids::ReservationKey {
-                    id: self.reservation.id,
-                    attempt: self.reservation.attempt,
-                },
+                reservation: key(self.reservation),
                 kind,
                 prompt: Arc::clone(&self.prompt),
                 choices: self.choices.clone(),
                 root: Arc::clone(&self.root),
                 stop: self.stop.clone(),
                 priority: self.priority,
+                migrated: self.migrated,
                 deadline,
             },
             params: self.params.clone(),
@@ -84,12 +83,7 @@ impl Asked<'_> {
     /// Checks everything that does not depend on load, as `present` of worker `me`.
     pub(super) fn parse(&self, me: &Identity, present: WorkerRank) -> Result<Parsed, Fault> {
         let context = self.context.ok_or_else(|| Fault::invalid("context", "is missing"))?;
-        let reservation = context
-            .reservation
-            .as_ref()
-            .ok_or_else(|| Fault::invalid("context.reservation", "is missing"))?;
-        let reservation = ReservationKey::try_from(reservation)
-            .map_err(|error| Fault::invalid("context.reservation", error.to_string()))?;
+        let reservation = reservation("context.reservation", context.reservation.as_ref())?;
         check_target(self.worker, context, me, present)?;
         for (field, value) in
             [("context.tenant", &context.tenant), ("context.cache_salt", &context.cache_salt)]
@@ -136,9 +130,31 @@ impl Asked<'_> {
             seed: self.sampling.and_then(|sampling| sampling.seed).unwrap_or_default(),
             wants_logprobs: params.logprobs.is_some(),
             params,
+            migrated: context.migrated,
             priority: Priority(context.priority.clamp(i8::MIN.into(), i8::MAX.into()) as i8),
         })
     }
+}
+
+fn reservation(field: &str, wire: Option<&inference::ReservationKey>) -> Result<ReservationKey, Fault> {
+    let wire = wire.ok_or_else(|| Fault::invalid(field, "is missing"))?;
+    ReservationKey::try_from(wire).map_err(|error| Fault::invalid(field, error.to_string()))
+}
+
+fn key(ReservationKey { id, attempt }: ReservationKey) -> ids::ReservationKey {
+    ids::ReservationKey { id, attempt }
+}
+
+/// Which choices of which Generate are to end.
+pub(super) fn ended_choices(
+    request: &wire::EndChoicesRequest,
+) -> Result<(ids::ReservationKey, &[u32]), Fault> {
+    let reservation = reservation("reservation", request.reservation.as_ref())?;
+    if request.choices.is_empty() || request.choices.len() > MAX_CHOICES {
+        let text = format!("{} choices, 1 to {MAX_CHOICES} can be ended", request.choices.len());
+        return Err(Fault::invalid("choices", text));
+    }
+    Ok((key(reservation), &request.choices))
 }
 
 fn check_target(

@@ -8,7 +8,7 @@ use armature_svc_kit::call::Call;
 use futures_util::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{generate, kv_feed, prefill, state_feed};
+use super::{convert, generate, kv_feed, prefill, state_feed};
 use crate::worker::Worker;
 
 /// The gRPC face of a worker.
@@ -45,6 +45,15 @@ impl wire::worker_service_server::WorkerService for WorkerGrpc {
         let call = call_of(&request);
         let answers = generate::start(&self.worker, request.into_inner(), call)?;
         Ok(Response::new(Box::pin(answers)))
+    }
+
+    async fn end_choices(
+        &self,
+        request: Request<wire::EndChoicesRequest>,
+    ) -> Result<Response<wire::EndChoicesResponse>, Status> {
+        let (reservation, choices) = convert::ended_choices(request.get_ref())?;
+        self.worker.driver.cancel_choices(reservation, choices);
+        Ok(Response::new(wire::EndChoicesResponse {}))
     }
 
     async fn prefill(

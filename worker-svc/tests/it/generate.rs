@@ -244,3 +244,44 @@ async fn a_drain_that_cannot_be_published_still_gives_its_streams_up() {
     assert_eq!(last, FinishReason::Migrate);
     finished.await.unwrap().unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_choice_that_is_ended_is_computed_no_further_and_the_others_go_on() {
+    let mut fleet = Fleet::sim();
+    let node = fleet.start(Role::Aggregated, |config| config.sim.speedup = 20.0).await;
+    let alone = node.generate(request(&node, &prompt(40, 50), 400, 2)).await.unwrap();
+    let asked = request(&node, &prompt(40, 50), 400, 2);
+    let end = wire::EndChoicesRequest {
+        reservation: asked.context.as_ref().unwrap().reservation.clone(),
+        choices: vec![0],
+    };
+    let before = node.metric("armature_worker_tokens_generated_total").await;
+    let mut stream = node.client.clone().generate(asked).await.unwrap().into_inner();
+    let (mut tokens, mut ends) = ([Vec::new(), Vec::new()], Vec::new());
+    while let Some(answer) = stream.next().await {
+        let Some(wire::generate_response::Event::Delta(delta)) = answer.unwrap().event else { continue };
+        let choice = delta.choice as usize;
+        assert!(!ends.iter().any(|(ended, _)| *ended == choice), "a token of a choice that has ended");
+        tokens[choice].extend(delta.tokens.iter().map(|token| token.token_id));
+        if delta.finish_reason() != FinishReason::Unspecified {
+            ends.push((choice, delta.finish_reason()));
+        }
+        if choice == 0 && tokens[0].len() == 3 {
+            node.client.clone().end_choices(end.clone()).await.unwrap();
+            // Again, and for nobody: nothing happens.
+            node.client.clone().end_choices(end.clone()).await.unwrap();
+            let key =
+                armature_contracts::inference::v1::ReservationKey { id: vec![9; 16].into(), attempt: 1 };
+            let nobody = wire::EndChoicesRequest { reservation: Some(key), choices: vec![1] };
+            node.client.clone().end_choices(nobody).await.unwrap();
+        }
+    }
+    assert_eq!(ends, [(0, FinishReason::Cancelled), (1, FinishReason::Length)]);
+    assert_eq!(tokens[1], alone.tokens[1]);
+    assert!(tokens[0].len() < 400 && alone.tokens[0].starts_with(&tokens[0]), "{}", tokens[0].len());
+    let generated = node.metric("armature_worker_tokens_generated_total").await - before;
+    assert_eq!(generated as usize, tokens[0].len() + 400, "nothing was computed for nobody");
+    node.quiet().await;
+    let status = node.client.clone().end_choices(wire::EndChoicesRequest::default()).await.unwrap_err();
+    assert_eq!(Fault::from_status(&status).reason, Reason::InvalidArgument);
+}

@@ -101,5 +101,5 @@ pub fn exclusion(question: &Question, side: Side, candidate: &Candidate) -> Opti
     if question.prompt > worker.capacity() {
         return Some(Exclusion::Pool);
     }
-    candidate.load.full(worker).then_some(Exclusion::Full)
+    candidate.load.full(worker, question.migrated).then_some(Exclusion::Full)
 }

@@ -123,6 +123,8 @@ pub struct Question {
     pub hashes: Option<(Arc<str>, BlockSize)>,
     /// Choices that decode in parallel, at least 1.
     pub choices: u32,
+    /// It was begun by a worker that gave it up or was lost: workers take it before new requests.
+    pub migrated: bool,
     /// Expected output, when the client says so.
     pub expected_output: Option<Tokens>,
     /// Wishes.

@@ -72,8 +72,9 @@ fn inputs() -> impl Strategy<Value = Inputs> {
         prop_oneof![Just(PolicyKind::Kv), Just(PolicyKind::RoundRobin), Just(PolicyKind::LeastLoaded)];
     let wish =
         prop_oneof![Just(PrefillChoice::ByCost), Just(PrefillChoice::Remote), Just(PrefillChoice::Local)];
-    (prop::collection::vec(candidate(), 0..8), policy, wish, any::<bool>(), any::<u64>(), 0u64..100).prop_map(
-        |(candidates, policy, prefill, local_prefill, seed, turn)| {
+    let flags = (any::<bool>(), any::<bool>());
+    (prop::collection::vec(candidate(), 0..8), policy, wish, flags, any::<u64>(), 0u64..100).prop_map(
+        |(candidates, policy, prefill, (local_prefill, migrated), seed, turn)| {
             let candidates = candidates.into_iter().enumerate();
             let candidates = candidates.map(|(n, (roles, status, compat, matched, report, pending))| {
                 let worker = worker(n as u64 + 1, roles, status, compat);
@@ -87,6 +88,7 @@ fn inputs() -> impl Strategy<Value = Inputs> {
                 prompt: PROMPT,
                 hashes: None,
                 choices: 1,
+                migrated,
                 expected_output: None,
                 constraints: Constraints { prefill, ..Constraints::default() },
             };
@@ -139,6 +141,16 @@ proptest! {
         let full = inputs.candidates.iter().any(|it| why(it) == Some(super::eligibility::Exclusion::Full));
         let busy = matches!(refusal, Refusal::Busy { .. });
         prop_assert!(!busy || full);
+    }
+
+    #[test]
+    fn migrated_requests_have_room_beyond_that_of_new_ones(requests in 0u32..40) {
+        let roles = Roles { aggregated: true, ..Roles::default() };
+        let worker = worker(1, roles, Status::Ready, 0);
+        let load = Load { requests, ..Load::of(&worker, None, Pending::default()) };
+        // It runs 8 and queues 8, and as many migrated ones as it runs.
+        prop_assert_eq!(load.full(&worker, false), requests >= 16);
+        prop_assert_eq!(load.full(&worker, true), requests >= 24);
     }
 
     #[test]

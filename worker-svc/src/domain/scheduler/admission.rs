@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use armature_kv_hash::{RootKey, RootParts, SequenceHasher};
 
-use super::rank::Rank;
+use super::rank::{Place, Rank};
 use super::request_state::{ChoiceState, Request, SourceState};
 use super::sequence::{Phase, Sequence};
 use super::transfer::Transfer;
@@ -54,8 +54,13 @@ impl Scheduler {
         if choices > limit {
             return Some(Refusal::TooManyChoices { choices, limit });
         }
-        if self.waiting.len() >= self.config.max_waiting {
-            return Some(Refusal::QueueFull { limit: self.config.max_waiting });
+        let (waiting, limit) = if submission.migrated {
+            (self.waiting.range(..Place::NEW).count(), self.config.max_running)
+        } else {
+            (self.waiting.range(Place::NEW..).count(), self.config.max_waiting)
+        };
+        if waiting >= limit {
+            return Some(Refusal::QueueFull { limit });
         }
         let is_source = matches!(submission.kind, RequestKind::Source { .. });
         if is_source && !self.source_fits(self.kv.blocks_for(tokens)) {
@@ -67,7 +72,8 @@ impl Scheduler {
     fn accept(&mut self, submission: Submission, now: Time) -> RequestId {
         self.last_request += 1;
         let id = RequestId(self.last_request);
-        let rank = Rank::new(now, self.last_request, submission.priority, self.config.ageing);
+        let rank =
+            Rank::new(now, self.last_request, submission.priority, self.config.ageing, submission.migrated);
         let request = Request {
             reservation: submission.reservation,
             kind: submission.kind,
@@ -141,15 +147,23 @@ impl Scheduler {
         let most = sequence.reusable_blocks(self.config.block_size);
         let cached = self.kv.longest_prefix(&request.root, sequence.all_tokens(), most);
         sequence.expected_cached = cached.len() * self.config.block_size;
-        self.waiting.insert(rank, seq);
+        self.waiting.insert(rank.place(), seq);
         self.seqs.insert(seq, sequence);
     }
 
-    /// Admits the first waiting sequence if its whole need can be promised. The order is strict: while
-    /// the first does not fit, nobody passes it.
+    /// Who is admitted next: the first that waits, or the first new one when it is the turn of those.
+    pub(super) fn next_waiting(&self) -> Option<SeqId> {
+        let first_new = || self.waiting.range(Place::NEW..).next();
+        let is_turn_of_new = self.migrated_in_a_row >= self.config.migrated_in_a_row;
+        let next = if is_turn_of_new { first_new() } else { None };
+        next.or_else(|| self.waiting.first_key_value()).map(|(_, id)| *id)
+    }
+
+    /// Admits the next waiting sequence if its whole need can be promised. The order is strict: while
+    /// it does not fit, nobody passes it.
     pub(super) fn admit_next(&mut self, now: Time) -> Option<SeqId> {
         let source_limit = self.source_limit();
-        let (rank, id) = self.waiting.first_key_value().map(|(rank, id)| (*rank, *id))?;
+        let id = self.next_waiting()?;
         let seq = self.seqs.get_mut(&id)?;
         let request = self.requests.get_mut(&seq.request)?;
         if self.seats + seq.choices.len() > self.config.max_running {
@@ -170,7 +184,8 @@ impl Scheduler {
         if !self.kv.reserve(&matched, fresh, headroom, !request.was_admitted, now) {
             return None;
         }
-        self.waiting.remove(&rank);
+        self.waiting.remove(&seq.rank.place());
+        self.migrated_in_a_row = if seq.rank.is_migrated() { self.migrated_in_a_row + 1 } else { 0 };
         self.seats += seq.choices.len();
         seq.promised = fresh;
         seq.cached = matched.len();
@@ -197,7 +212,7 @@ impl Scheduler {
             });
         } else {
             seq.phase = Phase::Running;
-            self.running.insert(rank, id);
+            self.running.insert(seq.rank, id);
         }
         Some(id)
     }

@@ -83,7 +83,7 @@ impl Scheduler {
         let mut seats = 0;
         for seq in self.seqs.values() {
             let queued = match seq.phase {
-                Phase::Waiting => self.waiting.get(&seq.rank) == Some(&seq.id),
+                Phase::Waiting => self.waiting.get(&seq.rank.place()) == Some(&seq.id),
                 Phase::Running => self.running.get(&seq.rank) == Some(&seq.id),
                 Phase::Landing | Phase::Held | Phase::Ended => true,
             };

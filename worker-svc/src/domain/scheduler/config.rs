@@ -15,8 +15,10 @@ pub struct SchedulerConfig {
     pub context_length: usize,
     /// Most sequences admitted at once.
     pub max_running: usize,
-    /// Most requests waiting; the next is refused.
+    /// Most new requests waiting; the next is refused. Of migrated ones, whose clients have seen tokens already, as many may wait as may run.
     pub max_waiting: usize,
+    /// After so many migrated sequences in a row a new one is admitted, if one waits: the streams of a lost worker must not stop all others.
+    pub migrated_in_a_row: usize,
     /// Most tokens in one step; never below `max_running`, so that every sequence can decode in each step.
     pub max_batched_tokens: usize,
     /// Waiting this long outweighs one priority class.
@@ -47,6 +49,7 @@ impl SchedulerConfig {
             context_length,
             max_running: 256,
             max_waiting: 256,
+            migrated_in_a_row: 4,
             max_batched_tokens: 8192,
             ageing: Duration::from_secs(10),
             source_fraction: 0.5,

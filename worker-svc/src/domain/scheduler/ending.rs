@@ -22,6 +22,16 @@ impl Scheduler {
         self.end_choice(request, choice, FinishReason::Cancelled, now);
     }
 
+    /// The same for choices of the request of a reservation; unknown ones are ignored.
+    pub fn cancel_choices(&mut self, reservation: ReservationKey, choices: &[u32], now: Time) {
+        // As many as may run and wait: to look at each is cheaper than to keep another index.
+        let found = self.requests.iter().find(|(_, request)| request.reservation == reservation);
+        let Some(id) = found.map(|(id, _)| *id) else { return };
+        for choice in choices {
+            self.cancel_choice(id, *choice, now);
+        }
+    }
+
     /// Refuses new requests from now on. What was accepted goes on.
     pub fn drain(&mut self, now: Time) {
         self.draining = true;
@@ -99,7 +109,7 @@ impl Scheduler {
         let (request, phase) = (seq.request, seq.phase);
         match phase {
             Phase::Waiting => {
-                self.waiting.remove(&seq.rank);
+                self.waiting.remove(&seq.rank.place());
             }
             Phase::Running => {
                 self.running.remove(&seq.rank);

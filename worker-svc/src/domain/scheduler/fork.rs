@@ -44,7 +44,7 @@ impl Scheduler {
         } else {
             fork.cacheable = true;
             self.seats -= 1;
-            self.waiting.insert(fork.rank, fork_id);
+            self.waiting.insert(fork.rank.place(), fork_id);
         }
         if let Some(state) =
             self.requests.get_mut(&fork.request).and_then(|request| request.choices.get_mut(&choice))

@@ -244,7 +244,7 @@ impl Scheduler {
         let Some(request) = self.requests.get_mut(&id) else { return };
         request.kind = kind;
         let Some(seq) = self.seqs.remove(&seq_id) else { return };
-        self.waiting.remove(&seq.rank);
+        self.waiting.remove(&seq.rank.place());
         let choices = seq.choices.iter().map(|choice| {
             let mut generated = seq.generated.clone();
             generated.extend(first_tokens.get(choice));

@@ -50,7 +50,7 @@ pub use landing::Fallback;
 pub use step::{BlockCopy, PlannedChunk, StepPlan, StepResult};
 pub use transfer::{LandingError, TransferPhase};
 
-use rank::Rank;
+use rank::{Place, Rank};
 use request_state::Request;
 use sequence::{Phase, Sequence};
 
@@ -89,10 +89,12 @@ pub struct Scheduler {
     model: StepModel,
     requests: BTreeMap<RequestId, Request>,
     seqs: BTreeMap<SeqId, Sequence>,
-    waiting: BTreeMap<Rank, SeqId>,
+    waiting: BTreeMap<Place, SeqId>,
     running: BTreeMap<Rank, SeqId>,
     /// Choices of running and landing sequences: each will be a sequence of its own.
     seats: usize,
+    /// Migrated sequences admitted since the last new one.
+    migrated_in_a_row: usize,
     copies: Vec<PendingCopy>,
     in_flight: Option<InFlight>,
     /// Transfers that have begun and lack windows, first in first out.
@@ -118,6 +120,7 @@ impl Scheduler {
         config.blocks = config.blocks.max(1);
         config.block_size = config.block_size.max(1);
         config.max_running = config.max_running.max(1);
+        config.migrated_in_a_row = config.migrated_in_a_row.max(1);
         config.max_batched_tokens = config.max_batched_tokens.max(config.max_running + config.block_size);
         Self {
             context: config.context_length.min(config.blocks * config.block_size),
@@ -128,6 +131,7 @@ impl Scheduler {
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
             seats: 0,
+            migrated_in_a_row: 0,
             copies: Vec::new(),
             in_flight: None,
             grant_queue: VecDeque::new(),

@@ -115,7 +115,7 @@ impl Scheduler {
         seq.phase = Phase::Waiting;
         seq.cacheable = true;
         seq.expected_cached = cached * block_size;
-        self.waiting.insert(seq.rank, id);
+        self.waiting.insert(seq.rank.place(), id);
     }
 
     fn plan_prefills(&mut self, draft: &mut Draft, now: Time) {
@@ -131,8 +131,7 @@ impl Scheduler {
     /// the same prefix have computed meanwhile. A landing request needs no budget.
     fn plan_admissions(&mut self, draft: &mut Draft, now: Time) {
         loop {
-            let head = self.waiting.first_key_value().and_then(|(_, id)| self.seqs.get(id));
-            let Some(head) = head else { return };
+            let Some(head) = self.next_waiting().and_then(|id| self.seqs.get(&id)) else { return };
             if !self.lands(head) && self.prefill_budget(draft, head.expected_cached) == 0 {
                 return;
             }

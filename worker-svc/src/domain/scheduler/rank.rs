@@ -1,4 +1,4 @@
-//! The one order of requests: who is admitted first, and who is preempted last.
+//! The one order of requests: who is admitted first, and who is preempted last. Who has migrated is admitted before who is new.
 
 use std::time::Duration;
 
@@ -15,15 +15,48 @@ pub(super) struct Rank {
     virtual_arrival: i128,
     arrival: u64,
     choice: u32,
+    /// Decides nothing here: ranks differ before it.
+    migrated: bool,
 }
 
 impl Rank {
-    pub(super) fn new(arrived: Time, arrival: u64, priority: Priority, ageing: Duration) -> Self {
+    pub(super) fn new(
+        arrived: Time,
+        arrival: u64,
+        priority: Priority,
+        ageing: Duration,
+        migrated: bool,
+    ) -> Self {
         let shift = i128::from(priority.0) * ageing.as_nanos() as i128;
-        Self { virtual_arrival: arrived.0.as_nanos() as i128 - shift, arrival, choice: 0 }
+        Self { virtual_arrival: arrived.0.as_nanos() as i128 - shift, arrival, choice: 0, migrated }
+    }
+
+    /// Where it waits.
+    pub(super) fn place(self) -> Place {
+        Place { is_new: !self.migrated, rank: self }
+    }
+
+    /// Whether its request came from another worker.
+    pub(super) fn is_migrated(self) -> bool {
+        self.migrated
     }
 
     pub(super) fn of_choice(self, choice: u32) -> Self {
         Self { choice, ..self }
     }
+}
+
+/// A sequence's place in the waiting queue, smaller first: what has migrated before what is new, each by rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    is_new: bool,
+    rank: Rank,
+}
+
+impl Place {
+    /// Not after the place of any new request, and after those of all migrated ones.
+    pub(super) const NEW: Self = Self {
+        is_new: true,
+        rank: Rank { virtual_arrival: i128::MIN, arrival: 0, choice: 0, migrated: false },
+    };
 }

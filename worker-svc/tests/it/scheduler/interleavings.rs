@@ -21,6 +21,7 @@ struct NewRequest {
     priority: i8,
     tenant: u8,
     resumed: usize,
+    migrated: bool,
     deadline: Option<u64>,
 }
 
@@ -50,8 +51,9 @@ enum Op {
 fn request() -> impl Strategy<Value = NewRequest> {
     let resumed = prop_oneof![4 => Just(0usize), 1 => 1..6usize];
     let deadline = prop_oneof![6 => Just(None), 1 => (1..40u64).prop_map(Some)];
+    let resumed = (resumed, proptest::bool::weighted(0.3));
     (0..6u8, 0..3u32, 1..50usize, 1..4u32, 1..24u32, -1..2i8, 0..2u8, resumed, deadline).prop_map(
-        |(kind, family, len, n, max_tokens, priority, tenant, resumed, deadline)| NewRequest {
+        |(kind, family, len, n, max_tokens, priority, tenant, (resumed, migrated), deadline)| NewRequest {
             kind,
             family,
             len,
@@ -60,6 +62,7 @@ fn request() -> impl Strategy<Value = NewRequest> {
             priority,
             tenant,
             resumed,
+            migrated,
             deadline,
         },
     )
@@ -114,6 +117,7 @@ fn submit(world: &mut World, new: &NewRequest) {
     };
     submission.root = root(if new.tenant == 0 { "a" } else { "b" });
     submission.priority = Priority(new.priority);
+    submission.migrated = new.migrated;
     submission.deadline = new.deadline.map(|millis| world.now + Duration::from_millis(millis));
     if new.resumed > 0 {
         if submission.kind != RequestKind::Local {
@@ -209,6 +213,7 @@ proptest! {
         config.max_running = max_running;
         config.max_batched_tokens = 24;
         config.max_waiting = 12;
+        config.migrated_in_a_row = 2;
         config.ageing = Duration::from_millis(20);
         let mut world = World::new(config);
         for op in &ops {

@@ -3,6 +3,7 @@
 mod handoff;
 mod interleavings;
 mod local;
+mod migrated;
 mod oracle;
 mod peer;
 mod quiescence;

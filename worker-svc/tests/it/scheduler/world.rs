@@ -87,6 +87,7 @@ impl World {
             root: root("a"),
             stop: StopRule { max_tokens, min_tokens: 0, stop_token_ids: Arc::from([STOP_TOKEN]) },
             priority: Priority(0),
+            migrated: false,
             deadline: None,
         }
     }
