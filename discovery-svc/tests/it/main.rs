@@ -13,6 +13,7 @@ mod heal;
 mod interleavings;
 mod leaders;
 mod lease;
+mod merging;
 mod operations;
 mod partition;
 mod watch;

@@ -22,6 +22,10 @@ pub struct There {
 /// What an agent should have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
+    /// Who writes it.
+    pub holder: ReplicaId,
+    /// Of its lease.
+    pub epoch: LeaseEpoch,
     /// As it should be written.
     pub record: String,
     /// What the check of its lease should say.
@@ -49,6 +53,10 @@ pub fn steps(wanted: Option<&Wanted>, there: Option<&There>, useless: bool) -> V
     let Some(wanted) = wanted else {
         return there.filter(|_| useless).map(|_| Step::Deregister).into_iter().collect();
     };
+    // Another replica has written through the same agent and won: this one reads that in a moment.
+    if there.is_some_and(|there| (there.epoch, there.holder) > (wanted.epoch, wanted.holder)) {
+        return Vec::new();
+    }
     let mut steps = Vec::new();
     match there {
         Some(there) if there.record == wanted.record => {
@@ -69,6 +77,11 @@ pub fn steps(wanted: Option<&Wanted>, there: Option<&There>, useless: bool) -> V
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn wanted(leased: bool, maintenance: bool) -> Wanted {
+        let (holder, epoch) = (ReplicaId(1), LeaseEpoch(1));
+        Wanted { holder, epoch, record: "a".to_owned(), leased, maintenance }
+    }
 
     fn there(record: &str, leased: Option<bool>, maintenance: Option<bool>) -> There {
         let (component, holder, epoch) = (Component::Worker, ReplicaId(1), LeaseEpoch(1));
@@ -97,7 +110,7 @@ mod tests {
             leased: bool,
             maintenance: bool,
         ) {
-            let wanted = Wanted { record: "a".to_owned(), leased, maintenance };
+            let wanted = wanted(leased, maintenance);
             let before = before.map(|(record, leased, maintenance)| there(record, leased, maintenance));
             let mut after = before.clone();
             for step in steps(Some(&wanted), before.as_ref(), true) {
@@ -117,8 +130,21 @@ mod tests {
     }
 
     #[test]
+    fn what_another_replica_has_won_is_not_overwritten() {
+        let mine = wanted(true, false);
+        for (epoch, holder, steps_to_mine) in [(1, 2, 0), (2, 0, 0), (1, 0, 1), (0, 2, 1)] {
+            let there = There {
+                epoch: LeaseEpoch(epoch),
+                holder: ReplicaId(holder),
+                ..there("b", None, Some(false))
+            };
+            assert_eq!(steps(Some(&mine), Some(&there), false).len(), steps_to_mine, "{epoch} {holder}");
+        }
+    }
+
+    #[test]
     fn a_new_instance_that_is_ready_takes_one_call() {
-        let wanted = Wanted { record: "a".to_owned(), leased: true, maintenance: false };
+        let wanted = wanted(true, false);
         assert_eq!(steps(Some(&wanted), None, false), [Step::Register]);
     }
 }

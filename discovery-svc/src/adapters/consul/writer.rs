@@ -2,7 +2,7 @@
 //!
 //! Whatever changes in the store makes an instance dirty; a dirty instance is compared with what the agent has, and what differs is
 //! written. So a registration, a Consul that was away and one that comes back empty are one case. Bounded by the instances and fences of
-//! the store, for an id is dirty or not.
+//! the store and by what the agent has, for an id is dirty or not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -74,7 +74,11 @@ impl Writer {
             }
             self.metrics.unsynced.set(state.dirty.len() as i64);
             let Some(occasion) = self.link.in_sight() else {
-                // It is written when Consul is back.
+                // It is written when Consul is back; until then it must not pile up.
+                self.memory.with(|store, now| {
+                    let is_something = |id| store.knows(id) || store.fence(id, now).is_some();
+                    state.dirty.retain(|id| is_something(*id) || state.there.contains_key(id));
+                });
                 self.tickets.settled(ticket);
                 self.wait(&mut state, &mut changes, &mut link, None).await;
                 continue;
@@ -166,10 +170,7 @@ impl Writer {
                 state.dirty.remove(&id);
             }
             self.renew_later(state, id, there);
-            match result {
-                Ok(()) => {}
-                Err(error) => worked = Err(error),
-            }
+            worked = result.and(worked);
         }
         drop(working);
         if worked.is_ok() {
@@ -224,16 +225,20 @@ impl Writer {
         let there = state.there.get(&id).cloned();
         let wanted = store.own(id).map(|own| {
             let maintenance = own.instance.status != Status::Ready;
-            let wanted = Wanted { record: entry::record(&own), leased: own.leased, maintenance };
+            let (holder, epoch) = (own.holder, own.instance.epoch);
+            let wanted =
+                Wanted { holder, epoch, record: entry::record(&own), leased: own.leased, maintenance };
             (own, wanted)
         });
         let useless = there.as_ref().is_some_and(|it| {
             // Others needed its room.
             let forgotten = !store.knows(id) && state.holders.contains(&it.holder);
-            store.obsolete(id, it.epoch, now) || forgotten
+            store.obsolete(id, it.epoch, it.holder, now) || forgotten
         });
         let mut steps = plan::steps(wanted.as_ref().map(|(_, wanted)| wanted), there.as_ref(), useless);
-        if due && steps.is_empty() && wanted.as_ref().is_some_and(|(_, wanted)| wanted.leased) {
+        let written =
+            wanted.as_ref().zip(there.as_ref()).filter(|((_, it), there)| it.record == there.record);
+        if due && steps.is_empty() && written.is_some_and(|((_, wanted), _)| wanted.leased) {
             steps.push(Step::Lease(true));
         }
         let fence = store.fence(id, now).filter(|(epoch, _)| !self.agent.fences.covers(id, *epoch));

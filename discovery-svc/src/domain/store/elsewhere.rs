@@ -4,7 +4,7 @@
 //! an entry wins over what is known of its id when its epoch is higher; at equal epochs the holder's own word is the last, and of two
 //! holders the greater id. The loser's lease is not its own any more: its instance registers again.
 //! elsewhere: leased --the entry says so--> unleased
-//!            leased --no entry for one ttl--> unleased     (the shared backend was emptied, or is behind)
+//!            leased --no such entry for one ttl--> unleased     (the shared backend was emptied, or is behind)
 //!            any    --fenced at this epoch or a higher one--> gone
 //! ```
 
@@ -71,7 +71,7 @@ impl Store {
     pub fn observe(&mut self, component: Component, entries: Vec<Entry>, now: Moment) {
         self.expire(now);
         let mut latest: BTreeMap<InstanceId, Entry> = BTreeMap::new();
-        let rank = |it: &Entry| (it.instance.epoch, it.leased, it.holder);
+        let rank = |it: &Entry| (it.instance.epoch, it.holder);
         for entry in entries {
             let known = latest.get(&entry.instance.id);
             if known.is_none_or(|known| rank(known) < rank(&entry)) {
@@ -82,7 +82,7 @@ impl Store {
         for (id, record) in &mut self.records {
             if let Lease::Elsewhere(elsewhere) = &mut record.lease
                 && record.instance.component == component
-                && !latest.contains_key(id)
+                && latest.get(id).is_none_or(|it| it.instance.epoch < record.instance.epoch)
             {
                 elsewhere.doubted.get_or_insert(doubted);
             }
@@ -149,13 +149,17 @@ impl Store {
         Some(Own { instance: record.instance.clone(), facts: record.facts.clone(), holder, leased })
     }
 
-    /// Whether an entry of this epoch is of no use to anybody any more: its id is gone, or has a lease of a higher epoch.
-    pub fn obsolete(&self, id: InstanceId, epoch: LeaseEpoch, now: Moment) -> bool {
-        self.tombstones.get(id, now).is_some_and(|(gone, _)| gone >= epoch)
-            || self.records.get(&id).is_some_and(|record| record.instance.epoch > epoch)
+    /// Whether an entry that `holder` has written is of no use to anybody any more: its id is gone, or another entry has won over it.
+    pub fn obsolete(&self, id: InstanceId, epoch: LeaseEpoch, holder: ReplicaId, now: Moment) -> bool {
+        let gone = self.tombstones.get(id, now).is_some_and(|(gone, _)| gone >= epoch);
+        let lost = self.records.get(&id).is_some_and(|record| match record.lease {
+            Lease::Elsewhere(it) if record.instance.epoch == epoch => it.holder > holder,
+            _ => record.instance.epoch > epoch,
+        });
+        gone || lost
     }
 
-    /// Whether anything is known of an instance.
+    /// Whether an instance is kept.
     pub fn knows(&self, id: InstanceId) -> bool {
         self.records.contains_key(&id)
     }
@@ -163,5 +167,93 @@ impl Store {
     /// The fence of an id: the epoch it was gone at, and what is left of its time.
     pub fn fence(&self, id: InstanceId, now: Moment) -> Option<(LeaseEpoch, Duration)> {
         self.tombstones.get(id, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::instance::{Namespace, Status};
+    use crate::domain::store::Limits;
+
+    const TTL: Duration = Duration::from_secs(30);
+    const ID: InstanceId = InstanceId(1);
+
+    fn at(seconds: u64) -> Moment {
+        Moment(Duration::from_secs(seconds))
+    }
+
+    fn store() -> Store {
+        let limits = Limits {
+            ttl: TTL,
+            tombstone_ttl: Duration::from_secs(600),
+            instances: 10,
+            instance_bytes: 10_000,
+            tombstones: 10,
+            leaders: 1,
+            card_bytes: 1,
+            artifact_bytes: 1,
+        };
+        Store::new(limits, 0)
+    }
+
+    fn entry(epoch: u64, holder: u64, leased: bool) -> Entry {
+        let instance = Instance {
+            id: ID,
+            namespace: Namespace::default(),
+            component: Component::Router,
+            addresses: BTreeMap::new(),
+            card: None,
+            status: Status::Ready,
+            epoch: LeaseEpoch(epoch),
+            labels: BTreeMap::new(),
+            boot_id: String::new(),
+        };
+        Entry { instance, facts: None, holder: ReplicaId(holder), leased }
+    }
+
+    /// The epoch that is kept, and whether it is leased.
+    fn kept(store: &Store) -> Option<(u64, bool)> {
+        store.records.get(&ID).map(|record| (record.instance.epoch.0, record.leased()))
+    }
+
+    #[test]
+    fn a_vanished_entry_is_believed_for_one_ttl_whatever_older_one_is_left() {
+        for left in [vec![], vec![entry(1, 1, true)]] {
+            let mut store = store();
+            store.observe(Component::Router, vec![entry(1, 1, true), entry(2, 2, true)], at(0));
+            assert_eq!(kept(&store), Some((2, true)), "the highest epoch wins");
+            store.observe(Component::Router, left.clone(), at(1));
+            store.observe(Component::Router, left.clone(), at(30));
+            assert_eq!(kept(&store), Some((2, true)));
+            store.observe(Component::Router, left, at(31));
+            assert_eq!(kept(&store), Some((2, false)), "doubt keeps it");
+            store.observe(Component::Router, vec![entry(2, 2, true)], at(99));
+            assert_eq!(kept(&store), Some((2, true)), "back");
+        }
+    }
+
+    #[test]
+    fn a_fence_buries_what_is_not_newer() {
+        for (epoch, left) in [(1, None), (2, None), (3, Some((3, true)))] {
+            let mut store = store();
+            store.observe(Component::Router, vec![entry(epoch, 1, true)], at(0));
+            store.observe_gone(&[(ID, LeaseEpoch(2), Duration::from_secs(9))], at(0));
+            assert_eq!(kept(&store), left);
+            store.observe(Component::Router, vec![entry(epoch, 1, true)], at(8));
+            assert_eq!(kept(&store), left, "nor does it come back");
+        }
+    }
+
+    #[test]
+    fn what_is_elsewhere_makes_room_only_when_it_is_unleased() {
+        let mut store = store();
+        store.limits.instances = 1;
+        store.observe(Component::Router, vec![entry(1, 1, true)], at(0));
+        let other = Instance { id: InstanceId(2), ..entry(0, 0, true).instance };
+        assert!(store.register(other.clone(), ReplicaId(9), at(0)).is_err());
+        store.observe(Component::Router, vec![entry(1, 1, false)], at(0));
+        assert!(store.register(other, ReplicaId(9), at(0)).is_ok());
+        assert_eq!(kept(&store), None);
     }
 }

@@ -112,10 +112,11 @@ async fn a_frozen_consul_is_missed_and_nobody_notices() {
     }
     let mut view = whole_fleet(&a).await;
     consul.freeze();
-    let asked = Instant::now();
+    // Nothing thaws it before the answer.
     let mut client = a.client();
-    register(&mut client, &router(50)).await.expect("accepted while nothing is answered");
-    assert!(asked.elapsed() < Duration::from_secs(5), "an operation answers although Consul does not");
+    patiently("an answer", register(&mut client, &router(50)))
+        .await
+        .expect("accepted while Consul does not answer");
     away(&fleet, &a).await;
     nobody_leaves(&mut view, Duration::from_secs(8)).await;
     consul.thaw();
