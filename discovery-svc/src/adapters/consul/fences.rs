@@ -112,6 +112,7 @@ impl Known {
     }
 }
 
-fn unix_ms() -> u64 {
+/// The wall clock: replicas share no other.
+pub(super) fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

@@ -1,6 +1,7 @@
 //! Leadership as a lock of Consul: the key of a name is held by the session of its leader, and its value says who that is and in which term.
 //!
-//! The key outlives the session with its term, so that the next term is greater; where keys were lost, the wall clock makes it so. A
+//! The key outlives the session with its term, so that the next term is greater. Where keys were lost, the wall clock in milliseconds makes it
+//! so: a name changes its leader less often. A
 //! session has a TTL of at least 10 s and is ended by Consul between one and two TTLs after its last renewal: a leader that is gone may be
 //! followed later than it asked for, never earlier.
 
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::client::{Ask, CallError, Client};
+use super::fences::unix_ms;
 use super::kv::{self, Pair};
 use super::names::Names;
 use crate::domain::leaders::{Leadership, Term, TooManyNames};
@@ -42,15 +44,13 @@ pub enum ElectionError {
 #[derive(Debug)]
 pub struct Leaders {
     limit: usize,
-    /// Terms are greater.
-    base: u64,
     held: AtomicUsize,
 }
 
 impl Leaders {
     /// At most `limit` names.
-    pub fn new(limit: usize, base: u64) -> Self {
-        Self { limit, base, held: AtomicUsize::new(0) }
+    pub fn new(limit: usize) -> Self {
+        Self { limit, held: AtomicUsize::new(0) }
     }
 
     /// Names with a leader when they were counted last.
@@ -77,7 +77,7 @@ impl Leaders {
                 continue;
             }
             self.make_room(client, names, &key, pair.is_some()).await?;
-            let term = Term(last.max(self.base).saturating_add(1));
+            let term = Term(last.saturating_add(1).max(unix_ms()));
             if acquire(client, &key, Leadership { leader: candidate, term }, ttl).await? {
                 self.held.fetch_add(1, Ordering::Relaxed);
                 return Ok(Leadership { leader: candidate, term });

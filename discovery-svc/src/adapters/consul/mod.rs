@@ -93,7 +93,7 @@ impl Consul {
             agent,
             link: Arc::new(Link::new(TOPICS, metrics.clone())),
             tickets: Arc::default(),
-            leaders: Arc::new(Leaders::new(limits.leaders, base)),
+            leaders: Arc::new(Leaders::new(limits.leaders)),
             limits,
             metrics,
         })

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use armature_contracts::discovery::v1::{DeregisterRequest, InstanceStatus, ModelCard, PutArtifactRequest};
+use armature_contracts::discovery::v1::{
+    CampaignRequest, DeregisterRequest, InstanceStatus, ModelCard, PutArtifactRequest,
+};
 use armature_contracts::error::Reason;
 use armature_discovery::domain::instance::Digest;
 use armature_test_backends::Consul;
@@ -10,7 +12,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::replica::{PATIENCE, config, entries, patiently, plain, serve, service, until};
-use crate::fleet::{Fleet, Lease, Server, View, card, put_card, register, router, worker};
+use crate::fleet::{Fleet, Lease, Server, View, card, put_card, reason, register, router, worker};
 use crate::operations::page;
 
 const FLEET: u64 = 20;
@@ -62,9 +64,18 @@ async fn a_consul_that_comes_back_empty_is_filled_again_and_nobody_notices() {
     a.client().deregister(DeregisterRequest { instance_id: 99 }).await.unwrap();
     let (mut at_a, mut at_b) = (whole_fleet(&a).await, whole_fleet(&b).await);
 
+    let campaign = |candidate_id| CampaignRequest {
+        name: "planner".into(),
+        candidate_id,
+        ttl: Some(prost_types::Duration { seconds: 10, nanos: 0 }),
+    };
+    let leader = a.client().campaign(campaign(1)).await.unwrap().into_inner();
+    assert!(leader.leader);
+
     consul.kill();
     away(&fleet, &a).await;
     away(&fleet, &b).await;
+    assert_eq!(reason(a.client().campaign(campaign(1)).await), Reason::BackendUnreachable);
     // Longer than the TTL.
     tokio::join!(
         nobody_leaves(&mut at_a, Duration::from_secs(8)),
@@ -90,9 +101,12 @@ async fn a_consul_that_comes_back_empty_is_filled_again_and_nobody_notices() {
         "no instance was asked to register again"
     );
 
+    let next = b.client().campaign(campaign(2)).await.unwrap().into_inner();
+    assert!(next.leader && next.term > leader.term, "terms grow over lost keys");
+
     let keys = async || plain(&consul, "/v1/kv/armature/?keys").await.as_array().unwrap().len();
-    // Sizes and chunks of card and tokenizer, and the fence.
-    patiently("cards and fences are back", until(async || keys().await == 5)).await;
+    // Sizes and chunks of card and tokenizer, the fence, and the leader.
+    patiently("cards and fences are back", until(async || keys().await == 6)).await;
     let c = serve(&fleet, service("c", config(&consul.url(), "armature"))).await;
     let mut view = View::open(&c.client()).await;
     patiently("a new replica sees all", view.until(|view| view.len() == FLEET as usize + 1)).await;
