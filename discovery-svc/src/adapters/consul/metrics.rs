@@ -28,8 +28,8 @@ pub struct ConsulMetrics {
     pub reconnects: Counter,
     /// Instances whose entries in Consul are not yet as they should be.
     pub unsynced: Gauge,
-    /// Entries under our names that nobody of us has written.
-    pub foreign: Gauge,
+    /// Entries under our names that cannot be read, counted at each reading.
+    pub foreign: Counter,
 }
 
 impl ConsulMetrics {
@@ -42,7 +42,11 @@ impl ConsulMetrics {
         registry.register("unreachable", "1 while Consul does not answer", it.unreachable.clone());
         registry.register("reconnects", "Times that Consul was reached again", it.reconnects.clone());
         registry.register("unsynced", "Instances that wait to be written", it.unsynced.clone());
-        registry.register("foreign_entries", "Entries that cannot be read", it.foreign.clone());
+        registry.register(
+            "foreign_entries",
+            "Entries that could not be read, at each reading",
+            it.foreign.clone(),
+        );
         it
     }
 

@@ -130,7 +130,7 @@ impl Consul {
             ask,
             entry::of_health,
             |(entries, foreign)| {
-                metrics.foreign.inc_by(foreign as i64);
+                metrics.foreign.inc_by(foreign as u64);
                 memory.with(|store, now| store.observe(component, entries, now));
             },
         )

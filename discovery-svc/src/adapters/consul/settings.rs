@@ -35,7 +35,7 @@ pub struct ConsulSettings {
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// A file cannot be read, or is no PEM.
-    #[error("{key}: {}: {problem}", path.display())]
+    #[error("{}: {problem}", path.display())]
     File {
         /// Which key names it.
         key: &'static str,
