@@ -6,9 +6,11 @@ use std::time::Duration;
 use armature_contracts::FILE_DESCRIPTOR_SET;
 use armature_contracts::ids::InstanceId;
 use armature_contracts::router::v1::router_service_server::RouterServiceServer;
+use armature_kv_redis::Redis;
 use armature_svc_kit::address::Address;
 use armature_svc_kit::admin::{Admin, Ready};
 use armature_svc_kit::channel::{ChannelOptions, Channels, TokenError};
+use armature_svc_kit::config::ConfigError;
 use armature_svc_kit::discovery_client::{
     Component, Discovery, Instance, NoEndpoint, Registration, RegistrationOptions, Status, WatchOptions,
     health_probe,
@@ -25,10 +27,11 @@ use tokio::time::{interval, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::adapters::membership::{Membership, ViewedRouters};
+use crate::adapters::redis::{Directory, RedisReader};
 use crate::adapters::worker_feed::Feeds;
 use crate::config::{Config, Invalid};
 use crate::grpc::service::RouterEndpoint;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, RedisMetrics};
 use crate::shared::Shared;
 
 /// How often deadlines are looked at and gauges shown.
@@ -50,6 +53,9 @@ pub enum StartError {
     /// A setting is out of range.
     #[error(transparent)]
     Config(#[from] Invalid),
+    /// The settings of Redis are wrong.
+    #[error(transparent)]
+    Redis(#[from] ConfigError),
     /// The service token cannot be used.
     #[error(transparent)]
     Token(#[from] TokenError),
@@ -116,10 +122,27 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
     let server_metrics = ServerMetrics::new(registry.sub_registry_with_prefix("armature_router"));
     let instance = fresh_id();
     let shared = Shared::new(&config, valid, instance, rand::random(), metrics);
+    let reader = match config.kv_events.redis.validate()? {
+        Some(options) => {
+            let redis =
+                Redis::new(options).map_err(|problem| ConfigError::invalid("kv_events.redis", problem))?;
+            Some(RedisReader {
+                redis: Arc::new(redis),
+                namespace: config.namespace.clone(),
+                directory: Arc::new(Directory::default()),
+                shared: shared.clone(),
+                loads_at_once: config.feed.snapshots_at_once,
+                max_snapshot_blocks: config.index.max_entries as u64,
+                metrics: RedisMetrics::new(&mut registry),
+            })
+        }
+        None => None,
+    };
 
     let address = advertised(grpc.address(), config.advertise.as_ref(), &config.discovery).await;
     let running = (grpc.address().to_string(), admin.as_ref().map(|listener| listener.address().to_string()));
-    let parts = Assembled { config, shared, discovery, channels, drain, address, server_metrics, registry };
+    let parts =
+        Assembled { config, shared, discovery, channels, drain, address, server_metrics, registry, reader };
     let task = AbortOnDropHandle::new(tokio::spawn(parts.run(grpc, admin)));
     Ok(Running { grpc: running.0, admin: running.1, instance, task })
 }
@@ -133,11 +156,22 @@ struct Assembled {
     address: Address,
     server_metrics: ServerMetrics,
     registry: Registry,
+    reader: Option<RedisReader<Redis>>,
 }
 
 impl Assembled {
     async fn run(self, grpc: Listener, admin: Option<Listener>) -> Result<(), RunError> {
-        let Self { config, shared, discovery, channels, drain, address, server_metrics, mut registry } = self;
+        let Self {
+            config,
+            shared,
+            discovery,
+            channels,
+            drain,
+            address,
+            server_metrics,
+            mut registry,
+            reader,
+        } = self;
         let (watcher, members) = discovery.watch(WatchOptions {
             namespace: config.namespace.clone(),
             components: vec![Component::Worker, Component::Router],
@@ -162,6 +196,11 @@ impl Assembled {
             config: config.feed.clone(),
             snapshots: Arc::new(Semaphore::new(config.feed.snapshots_at_once)),
             max_snapshot_blocks: config.index.max_entries as u64,
+            directory: reader.as_ref().map(|reader| reader.directory.clone()),
+        };
+        let reading: BoxFuture<'static, ()> = match reader {
+            Some(reader) => Box::pin(reader.run()),
+            None => Box::pin(std::future::ready(())),
         };
         let endpoint = RouterEndpoint {
             shared: shared.clone(),
@@ -208,6 +247,7 @@ impl Assembled {
             watcher,
             registrar,
             until(drain.stopping(), membership),
+            until(drain.stopping(), reading),
             until(drain.stopping(), ticks(&shared)),
             until(drain.draining(), first_reports),
             shut_down(&drain, &registration, Duration::from_secs(config.drain_seconds)),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use armature_kv_redis::KvEventsConfig;
 use armature_svc_kit::address::Address;
 use armature_svc_kit::secret::Secret;
 use armature_svc_kit::telemetry::TelemetryConfig;
@@ -43,6 +44,8 @@ pub struct Config {
     pub explain: ExplainConfig,
     /// Streams from the workers.
     pub feed: FeedConfig,
+    /// How KV events travel from workers.
+    pub kv_events: KvEventsConfig,
     /// Logs and traces.
     pub telemetry: TelemetryConfig,
 }
@@ -160,6 +163,7 @@ impl Default for Config {
             reservations: ReservationConfig::default(),
             explain: ExplainConfig::default(),
             feed: FeedConfig::default(),
+            kv_events: KvEventsConfig::default(),
             telemetry: TelemetryConfig::default(),
         }
     }

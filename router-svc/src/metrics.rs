@@ -167,3 +167,73 @@ impl Metrics {
 fn whole(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
+
+/// What is read from Redis. Reasons are from fixed lists.
+#[derive(Clone, Debug)]
+pub struct RedisMetrics {
+    /// Whether it answers.
+    pub connected: Gauge,
+    /// Snapshots taken.
+    pub snapshots: Counter,
+    /// Times a worker was asked directly, by what was wrong.
+    pub remedies: Family<ReasonLabel, Counter>,
+    /// Failed connections and reads.
+    pub failures: Family<ReasonLabel, Counter>,
+    batches: Counter,
+    age: Histogram,
+    ranks: Gauge,
+    asked: Gauge,
+}
+
+impl RedisMetrics {
+    /// Registers the instruments under the prefix `armature_router`.
+    pub fn new(registry: &mut Registry) -> Self {
+        let it = Self {
+            connected: Gauge::default(),
+            snapshots: Counter::default(),
+            remedies: Family::default(),
+            failures: Family::default(),
+            batches: Counter::default(),
+            // 1 ms .. 8 s: what is older is caught by its worker's word after two.
+            age: Histogram::new(exponential_buckets(1e-3, 2.0, 14)),
+            ranks: Gauge::default(),
+            asked: Gauge::default(),
+        };
+        let registry = registry.sub_registry_with_prefix("armature_router");
+        registry.register("redis_connected", "Whether Redis answers", it.connected.clone());
+        registry.register("redis_batches", "Batches of KV events read from Redis", it.batches.clone());
+        registry.register("redis_snapshots", "Snapshots of blocks read from Redis", it.snapshots.clone());
+        registry.register(
+            "redis_remedies",
+            "Workers asked for their KV events themselves, by what was wrong with Redis",
+            it.remedies.clone(),
+        );
+        registry.register("redis_failures", "Failed connections and reads, by reason", it.failures.clone());
+        registry.register_with_unit(
+            "redis_event_age",
+            "Age of a batch when it is applied, by the clocks of both hosts",
+            Unit::Seconds,
+            it.age.clone(),
+        );
+        registry.register("redis_ranks", "Worker ranks whose KV events are wanted", it.ranks.clone());
+        registry.register("redis_asked_ranks", "Of those, asked themselves", it.asked.clone());
+        it
+    }
+
+    /// Counts a batch that is applied.
+    pub fn applied(&self, age: std::time::Duration) {
+        self.batches.inc();
+        self.age.observe(age.as_secs_f64());
+    }
+
+    /// How many ranks are asked themselves.
+    pub fn asked_ranks(&self) -> i64 {
+        self.asked.get()
+    }
+
+    /// Shows how many ranks there are, and how many are asked themselves.
+    pub fn ranks(&self, all: usize, asked: usize) {
+        self.ranks.set(whole(all));
+        self.asked.set(whole(asked));
+    }
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 use armature_contracts::FILE_DESCRIPTOR_SET;
 use armature_contracts::ids::InstanceId;
 use armature_contracts::worker::v1::worker_service_server::WorkerServiceServer;
+use armature_kv_redis::Redis;
 use armature_svc_kit::address::Address;
 use armature_svc_kit::admin::{Admin, Ready};
 use armature_svc_kit::channel::{ChannelOptions, Channels};
@@ -24,6 +25,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::task::TaskTracker;
 
+use crate::adapters::kv_publisher::KvPublisher;
 use crate::card;
 use crate::config::{Config, Transport, Validated};
 use crate::domain::scheduler::SchedulerConfig;
@@ -34,7 +36,7 @@ use crate::faults::FaultPoints;
 use crate::grpc::WorkerGrpc;
 use crate::identity::Identity;
 use crate::kv_memory::KvMemory;
-use crate::metrics::{EngineState, Metrics};
+use crate::metrics::{EngineState, Metrics, RedisMetrics};
 use crate::transfer::{
     BootId, HostLanding, HostSource, Incarnation, LandingOptions, ShmExport, ShmLanding, SourceOptions,
     TcpLanding,
@@ -142,6 +144,16 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
     let registry = parts.registry.sub_registry_with_prefix("armature_worker");
     let metrics = Metrics::new(registry);
     registry.register_collector(Box::new(EngineState(Arc::clone(&driver))));
+    let publisher = match &validated.redis {
+        Some(options) => {
+            let redis = Redis::new(options.clone())
+                .map_err(|problem| ConfigError::invalid("kv_events.redis", problem))?;
+            let metrics = RedisMetrics::new(registry);
+            let log = Arc::clone(&driver);
+            Some(KvPublisher::new(log, redis, identity.clone(), &config.namespace, metrics))
+        }
+        None => None,
+    };
     let Endpoints { landing, source, kv_address } = endpoints(&validated, first, &kv).await?;
     let channels = Channels::new(
         parts.network.clone(),
@@ -170,6 +182,9 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
         .service(service)
         .descriptors(FILE_DESCRIPTOR_SET);
     let mut tasks = JoinSet::new();
+    if let Some(publisher) = publisher {
+        tasks.spawn(publisher.run());
+    }
     let drain = parts.drain.clone();
     tasks.spawn(async move {
         if let Err(error) = server.serve(listener, drain).await {

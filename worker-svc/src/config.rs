@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use armature_kv_redis::KvEventsConfig;
 use armature_svc_kit::address::Address;
 use armature_svc_kit::config::ConfigError;
 use armature_svc_kit::secret::Secret;
@@ -81,6 +82,8 @@ pub struct Config {
     pub handoff: HandoffSettings,
     /// How long a drain may take before unfinished requests migrate, in seconds.
     pub drain_seconds: f64,
+    /// How KV events travel to routers.
+    pub kv_events: KvEventsConfig,
     /// The simulated engine.
     pub sim: SimConfig,
     /// Fills blocks with NaN before they are first written, so that a read of what is not there shows.
@@ -168,6 +171,7 @@ impl Default for Config {
             scheduler: SchedulerSettings::default(),
             handoff: HandoffSettings::default(),
             drain_seconds: 30.0,
+            kv_events: KvEventsConfig::default(),
             sim: SimConfig::default(),
             poison_blocks: false,
             fault_point: None,
@@ -185,6 +189,8 @@ pub struct Validated {
     pub drain: Duration,
     /// Time limits of hand-offs.
     pub handoff: crate::worker::HandoffLimits,
+    /// The Redis that KV events are published to, if any.
+    pub redis: Option<armature_kv_redis::Options>,
 }
 
 impl Config {
@@ -236,6 +242,7 @@ impl Config {
                 .map_err(|_| ConfigError::invalid(key, format!("{value} is not a time in seconds")))
         };
         Ok(Validated {
+            redis: self.kv_events.redis.validate()?,
             drain: seconds("drain_seconds", self.drain_seconds)?,
             handoff: crate::worker::HandoffLimits {
                 accept: seconds("handoff.accept_seconds", self.handoff.accept_seconds)?,
@@ -259,7 +266,17 @@ mod tests {
         // Complete: every key is written, those that have no default as a comment.
         let defaults = toml::Table::try_from(Config::default()).unwrap();
         assert_eq!(text.parse::<toml::Table>().unwrap(), defaults);
-        for unset in ["model", "cache_dir", "token", "fault_point", "otlp_endpoint"] {
+        for unset in [
+            "model",
+            "cache_dir",
+            "token",
+            "fault_point",
+            "otlp_endpoint",
+            "password",
+            "ca_file",
+            "cert_file",
+            "key_file",
+        ] {
             assert!(text.contains(&format!("# {unset} = ")), "{unset}");
         }
     }

@@ -7,6 +7,7 @@
 //! Does not: choose workers, see text, know about other requests' routing, or
 //! keep any state that a restart must recover.
 
+pub mod adapters;
 pub mod app;
 pub mod card;
 pub mod config;
@@ -18,6 +19,7 @@ pub mod grpc;
 mod handoff;
 pub mod identity;
 pub mod kv_memory;
+pub mod kv_wire;
 pub mod metrics;
 pub mod ports;
 pub mod reference_model;

@@ -7,7 +7,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::domain::request::Refusal;
@@ -160,5 +160,45 @@ impl Collector for EngineState {
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
         Ok(())
+    }
+}
+
+/// What is published to Redis. Reasons are names of refusals and of failed connections: a fixed list.
+#[derive(Debug, Clone, Default)]
+pub struct RedisMetrics {
+    /// 1 while it holds everything up to the last batch or is about to.
+    pub connected: Gauge,
+    /// Batches written.
+    pub batches: Counter,
+    /// Snapshots written.
+    pub snapshots: Counter,
+    behind: Gauge,
+    failures: Family<ReasonLabel, Counter>,
+}
+
+impl RedisMetrics {
+    /// Registers the instruments; `registry` carries the prefix.
+    pub fn new(registry: &mut Registry) -> Self {
+        let it = Self::default();
+        registry.register("redis_connected", "Whether KV events reach Redis", it.connected.clone());
+        registry.register("redis_batches", "Batches of KV events written to Redis", it.batches.clone());
+        registry.register(
+            "redis_snapshots",
+            "Snapshots of the blocks written to Redis",
+            it.snapshots.clone(),
+        );
+        registry.register("redis_behind_batches", "Batches that are not in Redis yet", it.behind.clone());
+        registry.register("redis_failures", "Failed writes and connections, by reason", it.failures.clone());
+        it
+    }
+
+    /// Shows how many batches are not there yet.
+    pub fn behind(&self, batches: u64) {
+        self.behind.set(i64::try_from(batches).unwrap_or(i64::MAX));
+    }
+
+    /// Counts a failure.
+    pub fn failed(&self, reason: &'static str) {
+        self.failures.get_or_create(&ReasonLabel { reason }).inc();
     }
 }

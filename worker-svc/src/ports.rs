@@ -1,8 +1,15 @@
 //! The traits that the worker's core needs from the outside, in domain types.
 
 use std::fmt;
+use std::sync::Arc;
+
+use armature_contracts::ids::WorkerRank;
+use tokio::sync::watch;
 
 use crate::domain::ids::{BlockId, SeqId};
+use crate::domain::kv_events::{KvBatch, KvSnapshot};
+use crate::domain::kv_publisher::LogRange;
+use crate::domain::time::Time;
 use crate::kv_memory::KvMemory;
 
 /// Consecutive new tokens of one sequence in a forward pass.
@@ -148,4 +155,22 @@ impl fmt::Debug for dyn Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("spec", self.spec()).finish()
     }
+}
+
+/// The KV event log as a publisher reads it. What is read belongs to one incarnation: of another one there is nothing.
+pub trait KvLog: Send + Sync + 'static {
+    /// The present incarnation.
+    fn rank(&self) -> WorkerRank;
+    /// Resolves when `me` is not the present incarnation.
+    fn fenced(&self, me: WorkerRank) -> impl Future<Output = ()> + Send;
+    /// Which batches of `me` it has.
+    fn range(&self, me: WorkerRank) -> Option<LogRange>;
+    /// A batch of `me`, while it is kept.
+    fn batch(&self, me: WorkerRank, number: u64) -> Option<Arc<KvBatch>>;
+    /// The whole set of `me` at batch 1 or later; cuts what is pending.
+    fn snapshot(&self, me: WorkerRank) -> Option<KvSnapshot>;
+    /// Changes when there is a new batch.
+    fn announced(&self) -> watch::Receiver<u64>;
+    /// Now, on the log's clock.
+    fn now(&self) -> Time;
 }

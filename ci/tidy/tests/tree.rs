@@ -5,15 +5,16 @@ use std::fs;
 
 use armature_tidy::{Manifest, files, root};
 
-const SHARED: [&str; 3] = ["armature-kv-hash", "armature-contracts", "armature-svc-kit"];
+const SHARED: [&str; 4] = ["armature-kv-hash", "armature-contracts", "armature-svc-kit", "armature-kv-redis"];
 /// Dev-only crates, and whom they may see.
-const SEES_SERVICES: [&str; 3] = ["armature", "armature-e2e", "armature-containers"];
+const SEES_SERVICES: [&str; 4] = ["armature", "armature-e2e", "armature-containers", "armature-kv-events"];
 
 fn allowed(name: &str) -> Option<&'static [&'static str]> {
     match name {
         "armature-kv-hash" | "armature-tidy" | "armature-tiny-gguf" | "armature-test-backends" => Some(&[]),
         "armature-contracts" => Some(&SHARED[..1]),
         "armature-svc-kit" => Some(&SHARED[..2]),
+        "armature-kv-redis" => Some(&SHARED[..3]),
         name if SEES_SERVICES.contains(&name) => None,
         _ => Some(&SHARED),
     }
@@ -26,7 +27,7 @@ fn dependencies_point_one_way() {
         for dependency in manifest.own_dependencies("dependencies") {
             assert!(
                 allowed.contains(&dependency.as_str()),
-                "{}: {} must not depend on {dependency}: a service knows contracts, kv-hash and svc-kit, never another service",
+                "{}: {} must not depend on {dependency}: a service knows contracts, kv-hash, svc-kit and kv-redis, never another service",
                 manifest.path.display(),
                 manifest.name()
             );

@@ -172,6 +172,26 @@ pub struct TierBlocks {
     #[prost(fixed64, repeated, tag = "2")]
     pub sequence_hashes: ::prost::alloc::vec::Vec<u64>,
 }
+/// Says that a snapshot is complete in a store beside the worker (see proto/kv-redis): written after its last chunk.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KvSnapshotPointer {
+    #[prost(message, optional, tag = "1")]
+    pub worker: ::core::option::Option<WorkerRank>,
+    /// The set is that after this batch; never 0.
+    #[prost(uint64, tag = "2")]
+    pub batch: u64,
+    /// How many chunks there are, numbered from 0; at least one.
+    #[prost(uint32, tag = "3")]
+    pub chunks: u32,
+    #[prost(uint64, tag = "4")]
+    pub count: u64,
+    #[prost(fixed64, tag = "5")]
+    pub digest: u64,
+    #[prost(string, tag = "6")]
+    pub hash_scheme: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "7")]
+    pub block_size: u32,
+}
 /// Where a block lies. The numbers are part of the set digest (see proto/kv-hash).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

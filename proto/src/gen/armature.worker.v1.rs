@@ -355,6 +355,9 @@ pub struct RankState {
     pub computed_prompt_tokens: u64,
     #[prost(uint64, tag = "15")]
     pub generated_tokens: u64,
+    /// Number of the last batch of KV events; 0 before the first. A reader of another source that stays behind it uses WatchKv.
+    #[prost(uint64, tag = "16")]
+    pub kv_batch: u64,
 }
 /// Milliseconds of a step = base + per_prefill_token * prefill tokens + per_decode_row * decode rows + per_context_token * context tokens read.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]

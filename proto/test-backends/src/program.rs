@@ -67,6 +67,8 @@ impl Program {
             let ended = child.try_wait().expect("a child can be waited for");
             assert!(ended.is_none(), "{} ended at once: {}", self.name, self.log());
             assert!(start.elapsed() < PATIENCE, "{} is not up: {}", self.name, self.log());
+            // Between two looks at a state, in a helper that is not async.
+            #[allow(clippy::disallowed_methods)]
             std::thread::sleep(Duration::from_millis(10));
         }
     }

@@ -10,6 +10,7 @@ pub(crate) fn all() -> Vec<Golden> {
         golden("armature.kv.v1.KvLayout", layout()),
         golden("armature.kv.v1.KvEventBatch", event_batch()),
         golden("armature.kv.v1.KvSnapshotChunk", snapshot_chunk()),
+        golden("armature.kv.v1.KvSnapshotPointer", snapshot_pointer()),
     ]
 }
 
@@ -77,6 +78,18 @@ pub(crate) fn snapshot_chunk() -> kv::KvSnapshotChunk {
         chunks: 2,
         blocks: vec![kv::TierBlocks { tier: kv::Tier::Disk.into(), sequence_hashes: vec![1, 2] }],
         count: 2,
+        digest: 0xfeed,
+        hash_scheme: "armature-xxh3-v1".into(),
+        block_size: 16,
+    }
+}
+
+fn snapshot_pointer() -> kv::KvSnapshotPointer {
+    kv::KvSnapshotPointer {
+        worker: Some(rank(3)),
+        batch: 1001,
+        chunks: 2,
+        count: 40_000,
         digest: 0xfeed,
         hash_scheme: "armature-xxh3-v1".into(),
         block_size: 16,

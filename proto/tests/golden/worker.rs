@@ -155,6 +155,7 @@ pub(crate) fn state() -> worker::WatchStateResponse {
         kv_digest: 0xfeed,
         computed_prompt_tokens: 5000,
         generated_tokens: 600,
+        kv_batch: 1001,
     };
     worker::WatchStateResponse {
         report_seq: 9,

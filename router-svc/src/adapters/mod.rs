@@ -3,5 +3,6 @@
 pub mod backoff;
 pub mod cards;
 pub mod membership;
+pub mod redis;
 pub mod worker_feed;
 pub mod worker_messages;

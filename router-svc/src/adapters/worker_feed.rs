@@ -1,5 +1,6 @@
 //! The streams of one worker: its load (WatchState) and its KV events (WatchKv), opened again for as long as the worker is a member.
 //!
+//! With Redis the KV stream is open only while [`super::redis`] wants the worker itself asked.
 //! Whatever puts a rank's blocks in doubt ends its stream, and the next one begins with a snapshot. Snapshots of a rank keep an interval,
 //! and only a few ranks take one at a time, so that a restarted router does not stop its workers.
 
@@ -19,6 +20,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::{Status, Streaming};
 
 use super::backoff::Backoff;
+use super::redis::Directory;
+use super::redis::directory::Stay;
 use super::worker_messages::{self as messages, BlockNaming, Unusable};
 use crate::config::FeedConfig;
 use crate::domain::index::snapshot::Assembly;
@@ -44,6 +47,8 @@ pub struct Feeds {
     pub snapshots: Arc<Semaphore>,
     /// Largest snapshot taken.
     pub max_snapshot_blocks: u64,
+    /// Where ranks whose events come by Redis are known; none: every worker is asked itself.
+    pub directory: Option<Arc<Directory>>,
 }
 
 /// Why a stream ended.
@@ -80,7 +85,9 @@ impl Feeds {
     async fn follow_kv(&self, channel: Channel, rank: WorkerRank, naming: &BlockNaming) {
         let mut backoff = self.backoff();
         let mut next_snapshot = Instant::now();
+        let mut stay = self.directory.as_ref().map(|directory| directory.join(rank, naming.clone()));
         loop {
+            asked(&mut stay, true).await;
             let known = self.shared.with(|router| router.kv_mark(rank));
             let permit = match known {
                 Some(_) => None,
@@ -91,7 +98,12 @@ impl Feeds {
                 }
             };
             let from = known.map_or(0, |mark| mark.batch + 1);
-            let Err(ended) = self.kv_stream(channel.clone(), rank, naming, from, permit, &mut backoff).await;
+            let stream = self.kv_stream(channel.clone(), rank, naming, from, permit, &mut backoff);
+            let ended = tokio::select! {
+                biased;
+                () = asked(&mut stay, false) => continue,
+                Err(ended) = stream => ended,
+            };
             if let Ended::Doubt(doubt) = &ended {
                 self.doubted(doubt.name());
             }
@@ -175,6 +187,15 @@ impl Feeds {
         tracing::info!(stream, %worker, error = %ended, ?pause, "worker stream ended, opening it again");
         self.shared.metrics.feed_reconnects.get_or_create(&StreamLabel { stream }).inc();
         sleep(pause).await;
+    }
+}
+
+/// Waits until the worker itself is to be asked, or no longer. Without Redis it always is.
+async fn asked(stay: &mut Option<Stay>, wanted: bool) {
+    match stay {
+        Some(stay) => stay.asked(wanted).await,
+        None if wanted => {}
+        None => std::future::pending().await,
     }
 }
 

@@ -76,6 +76,7 @@ pub fn reports(
             free: Blocks(state.blocks_free),
             victim_age: state.next_victim_age.and_then(duration),
             draining: message.draining,
+            kv_batch: state.kv_batch,
             received,
         };
         (rank, report)

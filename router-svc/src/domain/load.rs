@@ -26,6 +26,8 @@ pub struct Report {
     pub victim_age: Option<Duration>,
     /// Whether it says that it drains.
     pub draining: bool,
+    /// Number of its last batch of KV events; 0 when it does not say.
+    pub kv_batch: u64,
     /// When it came.
     pub received: Time,
 }

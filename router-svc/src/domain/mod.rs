@@ -2,6 +2,7 @@
 
 pub mod explain;
 pub mod index;
+pub mod kv_reader;
 pub mod load;
 pub mod policy;
 pub mod reservations;

@@ -10,6 +10,7 @@ use super::index::predicted::Predicted;
 use super::index::snapshot::Snapshot;
 use super::index::wire::{Batch, CheckedIndex, Doubt, Mark};
 use super::index::{Matches, RankBlocks};
+use super::kv_reader::RankView;
 use super::load::{Load, Report};
 use super::policy::decide::{Choice, evaluate};
 use super::policy::{Candidate, Inputs, Question, Refusal, Settings};
@@ -202,6 +203,17 @@ impl<I: PrefixIndex> Router<I> {
     /// How far a rank's events are applied; none: UNKNOWN.
     pub fn kv_mark(&self, rank: WorkerRank) -> Option<Mark> {
         self.index.mark(rank)
+    }
+
+    /// Blocks per rank from the first of `prompt` on, as workers have said them.
+    pub fn find(&self, prompt: &[SequenceHash]) -> Matches {
+        self.index.find(prompt)
+    }
+
+    /// How far a rank's events are applied, and how far the worker says they go.
+    pub fn kv_view(&self, rank: WorkerRank) -> RankView {
+        let said = self.reports.get(&rank).map_or(0, |report| report.kv_batch);
+        RankView { mark: self.index.mark(rank), said }
     }
 
     /// Decides and books; a key that was answered before gets that answer and books nothing.

@@ -8,5 +8,6 @@ mod fleet;
 mod index;
 mod lifecycle;
 mod membership;
+mod redis;
 mod reservations;
 mod rig;

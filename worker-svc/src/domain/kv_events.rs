@@ -71,6 +71,17 @@ pub struct KvBatch {
     pub digest: u64,
 }
 
+/// What the set is after a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvState {
+    /// Its number; 0 before the first.
+    pub batch: u64,
+    /// Entries.
+    pub count: u64,
+    /// Their digest.
+    pub digest: u64,
+}
+
 /// The whole set exactly at a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvSnapshot {
@@ -243,7 +254,7 @@ impl KvEvents {
     /// The batches from number `from` on, when the ring still has them all; `None` asks for a snapshot.
     /// `from` one past the last batch is an empty list.
     pub fn resume(&self, from: u64) -> Option<Vec<Arc<KvBatch>>> {
-        let first = self.number + 1 - self.ring.len() as u64;
+        let first = self.first_batch();
         if from < first || from > self.number + 1 {
             return None;
         }
@@ -262,9 +273,27 @@ impl KvEvents {
         (KvSnapshot { at: self.number, entries, digest: self.digest }, batches)
     }
 
-    /// Count and digest of the set after the last batch.
-    pub fn last_state(&self) -> (u64, u64) {
-        (self.count, self.digest)
+    /// Cuts batch 1, be it empty, where none has been cut: a store beside the worker has no name for the time before it.
+    pub fn begin(&mut self, now: Time) {
+        if self.number == 0 {
+            self.cut(now);
+        }
+    }
+
+    /// Batch `number`, while the ring has it.
+    pub fn batch(&self, number: u64) -> Option<Arc<KvBatch>> {
+        let first = self.first_batch();
+        (number >= first).then(|| self.ring.get((number - first) as usize).cloned()).flatten()
+    }
+
+    /// Number of the oldest batch that the ring has; one past the last when it is empty.
+    pub fn first_batch(&self) -> u64 {
+        self.number + 1 - self.ring.len() as u64
+    }
+
+    /// The set after the last batch.
+    pub fn last_state(&self) -> KvState {
+        KvState { batch: self.number, count: self.count, digest: self.digest }
     }
 
     /// Number of the last batch; 0 before the first.

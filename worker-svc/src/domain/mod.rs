@@ -4,6 +4,7 @@
 
 pub mod ids;
 pub mod kv_events;
+pub mod kv_publisher;
 pub mod kv_store;
 pub mod pool;
 pub mod prefix_cache;

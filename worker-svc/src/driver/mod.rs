@@ -28,13 +28,14 @@ pub use event::{Event, LayerReady};
 pub use ticket::Ticket;
 
 use crate::domain::ids::ReservationKey;
-use crate::domain::kv_events::KvEvents;
+use crate::domain::kv_events::{KvBatch, KvEvents, KvSnapshot};
+use crate::domain::kv_publisher::LogRange;
 use crate::domain::report::{LoadReport, SettledCursor};
 use crate::domain::request::Refusal;
 use crate::domain::scheduler::{Scheduler, SchedulerConfig};
 use crate::domain::time::Time;
 use crate::kv_memory::KvMemory;
-use crate::ports::{Engine, ModelSpec};
+use crate::ports::{Engine, KvLog, ModelSpec};
 
 /// Handle of a running engine. Dropping the last one does not stop the thread: [`Driver::stop`] does.
 #[derive(Debug)]
@@ -223,5 +224,45 @@ impl Driver {
     fn announce_batches(&self, core: &mut Core) {
         let last = core.scheduler.kv_events().last_batch();
         self.kv_batch.send_if_modified(|known| std::mem::replace(known, last) != last);
+    }
+}
+
+impl Driver {
+    /// Reads the event log of `me`, under the lock; none when that is another incarnation.
+    fn log_of<R>(&self, me: WorkerRank, f: impl FnOnce(&mut KvEvents, Time) -> R) -> Option<R> {
+        self.kv_events(|events, now| (self.rank() == me).then(|| f(events, now)))
+    }
+}
+
+impl KvLog for Driver {
+    fn rank(&self) -> WorkerRank {
+        self.rank()
+    }
+
+    fn fenced(&self, me: WorkerRank) -> impl Future<Output = ()> + Send {
+        self.fenced(me)
+    }
+
+    fn range(&self, me: WorkerRank) -> Option<LogRange> {
+        self.log_of(me, |events, _| LogRange { first: events.first_batch(), last: events.last_batch() })
+    }
+
+    fn batch(&self, me: WorkerRank, number: u64) -> Option<Arc<KvBatch>> {
+        self.log_of(me, |events, _| events.batch(number))?
+    }
+
+    fn snapshot(&self, me: WorkerRank) -> Option<KvSnapshot> {
+        self.log_of(me, |events, now| {
+            events.begin(now);
+            events.snapshot(now).0
+        })
+    }
+
+    fn announced(&self) -> watch::Receiver<u64> {
+        self.kv_batch()
+    }
+
+    fn now(&self) -> Time {
+        self.now()
     }
 }

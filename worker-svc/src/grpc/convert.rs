@@ -11,7 +11,7 @@ use armature_contracts::worker::v1 as wire;
 use armature_kv_hash::{HASH_SCHEME, sequence_hashes};
 
 use crate::domain::ids;
-use crate::domain::kv_events::{KvBatch, KvEntry, KvSnapshot};
+use crate::domain::kv_events::KvState;
 use crate::domain::report::{LoadReport, Settlement};
 use crate::domain::request::{
     CacheRoot, FinishReason, Priority, RequestKind, ResumedChoice, StopRule, Submission, Usage,
@@ -26,8 +26,6 @@ use crate::identity::{Identity, root_key};
 const MAX_NAME_BYTES: usize = 256;
 /// Most choices of a request.
 const MAX_CHOICES: usize = 128;
-/// Hashes in one message of a snapshot: 256 KiB.
-const SNAPSHOT_CHUNK: usize = 32 * 1024;
 
 /// The parts of Generate and Prefill that say what to compute, checked.
 #[derive(Debug)]
@@ -320,8 +318,8 @@ pub(super) fn duration(duration: Duration) -> prost_types::Duration {
     prost_types::Duration { seconds: duration.as_secs() as i64, nanos: duration.subsec_nanos() as i32 }
 }
 
-/// A load report's rank on the wire. `kv` is count and digest of the last batch.
-pub(super) fn rank_state(report: &LoadReport, kv: (u64, u64), counters: Counters) -> wire::RankState {
+/// A load report's rank on the wire. `kv` is the set as its last batch left it.
+pub(super) fn rank_state(report: &LoadReport, kv: KvState, counters: Counters) -> wire::RankState {
     let ms = |seconds: f64| seconds * 1e3;
     wire::RankState {
         dp_rank: 0,
@@ -341,72 +339,10 @@ pub(super) fn rank_state(report: &LoadReport, kv: (u64, u64), counters: Counters
         }),
         warm_peers: Vec::new(),
         blocks_quarantined: report.blocks_quarantined as u32,
-        kv_count: kv.0,
-        kv_digest: kv.1,
+        kv_count: kv.count,
+        kv_digest: kv.digest,
+        kv_batch: kv.batch,
         computed_prompt_tokens: counters.prompt_tokens_computed,
         generated_tokens: counters.tokens_generated,
     }
-}
-
-/// A batch of KV events of `worker` on the wire.
-pub(super) fn kv_batch(batch: &KvBatch, worker: WorkerRank, me: &Identity) -> kv::KvEventBatch {
-    let removed = by_tier(&batch.removed).into_iter().map(|blocks| {
-        kv::kv_event::Event::Removed(kv::KvRemoved {
-            tier: blocks.tier,
-            sequence_hashes: blocks.sequence_hashes,
-        })
-    });
-    let stored = by_tier(&batch.stored).into_iter().map(|blocks| {
-        kv::kv_event::Event::Stored(kv::KvStored {
-            tier: blocks.tier,
-            parent: None,
-            sequence_hashes: blocks.sequence_hashes,
-        })
-    });
-    kv::KvEventBatch {
-        worker: Some(worker.into()),
-        batch: batch.number,
-        events: removed.chain(stored).map(|event| kv::KvEvent { event: Some(event) }).collect(),
-        count: batch.count,
-        digest: batch.digest,
-        hash_scheme: HASH_SCHEME.into(),
-        block_size: me.block_size() as u32,
-    }
-}
-
-/// A snapshot of `worker` on the wire, in chunks; at least one.
-pub(super) fn kv_snapshot(
-    snapshot: &KvSnapshot,
-    worker: WorkerRank,
-    me: &Identity,
-) -> Vec<kv::KvSnapshotChunk> {
-    let chunk = |blocks: Vec<kv::TierBlocks>, chunk: usize, chunks: usize| kv::KvSnapshotChunk {
-        worker: Some(worker.into()),
-        batch: snapshot.at,
-        chunk: chunk as u32,
-        chunks: chunks as u32,
-        blocks,
-        count: snapshot.entries.len() as u64,
-        digest: snapshot.digest,
-        hash_scheme: HASH_SCHEME.into(),
-        block_size: me.block_size() as u32,
-    };
-    if snapshot.entries.is_empty() {
-        return vec![chunk(Vec::new(), 0, 1)];
-    }
-    let parts = snapshot.entries.chunks(SNAPSHOT_CHUNK);
-    let chunks = parts.len();
-    parts.enumerate().map(|(at, part)| chunk(by_tier(part), at, chunks)).collect()
-}
-
-fn by_tier(entries: &[KvEntry]) -> Vec<kv::TierBlocks> {
-    let mut tiers: Vec<kv::TierBlocks> = Vec::new();
-    for (hash, tier) in entries {
-        let tier = i32::from(tier.0);
-        match tiers.iter_mut().find(|blocks| blocks.tier == tier) {
-            Some(blocks) => blocks.sequence_hashes.push(hash.0),
-            None => tiers.push(kv::TierBlocks { tier, sequence_hashes: vec![hash.0] }),
-        }
-    }
-    tiers
 }

@@ -10,8 +10,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use wire::watch_kv_response::Event;
 
-use super::convert;
 use crate::domain::kv_events::{KvBatch, KvSnapshot};
+use crate::kv_wire;
 use crate::worker::Worker;
 
 /// Messages that wait for a slow reader; it reads from the ring meanwhile and is given a snapshot when it falls out of it.
@@ -74,13 +74,13 @@ fn read_on(worker: &Worker, me: WorkerRank, next: &mut u64) -> Vec<Event> {
     match read {
         Read::Batches(batches) => {
             *next = batches.last().map_or(*next, |batch| batch.number + 1);
-            let wire = |batch: &Arc<KvBatch>| Event::Batch(convert::kv_batch(batch, me, &worker.identity));
+            let wire = |batch: &Arc<KvBatch>| Event::Batch(kv_wire::batch(batch, me, &worker.identity));
             batches.iter().map(wire).collect()
         }
         Read::Snapshot(snapshot) => {
             *next = snapshot.at + 1;
-            let chunks = convert::kv_snapshot(&snapshot, me, &worker.identity);
-            chunks.into_iter().map(Event::Snapshot).collect()
+            let wire = |chunk| Event::Snapshot(kv_wire::chunk(&snapshot, me, &worker.identity, chunk));
+            (0..kv_wire::chunks(&snapshot)).map(wire).collect()
         }
     }
 }
