@@ -129,4 +129,7 @@ pub(crate) struct StatusArgs {
     /// Deployment to show
     #[arg(long, default_value = "default")]
     pub(crate) namespace: String,
+    /// File that holds the service token, where the fleet asks for one
+    #[arg(long, value_name = "FILE", env = "ARMATURE_TOKEN_FILE")]
+    pub(crate) token_file: Option<PathBuf>,
 }

@@ -13,23 +13,19 @@ mod up;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use armature_svc_kit::exit::{self, Failed};
 
 use cli::{Cli, Command, ModelCommand};
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+fn main() -> ExitCode {
+    exit::run("armature", run)
+}
+
+async fn run(cli: Cli) -> Result<(), Failed> {
+    match cli.command {
         Command::Up(args) => up::run(args).await,
-        Command::Model(ModelCommand::Fetch(args)) => model::fetch(args).await,
-        Command::Chat(args) => chat::run(args).await,
+        Command::Model(ModelCommand::Fetch(args)) => model::fetch(args).await.map_err(Failed::running),
+        Command::Chat(args) => chat::run(args).await.map_err(Failed::running),
         Command::Status(args) => status::run(args).await,
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("armature: {error:#}");
-            ExitCode::FAILURE
-        }
     }
 }

@@ -4,19 +4,19 @@ mod fleet;
 mod forward;
 mod greeting;
 
-use anyhow::Result;
-use armature_svc_kit::drain::Drain;
+use armature_svc_kit::drain::{Drain, Phase};
+use armature_svc_kit::exit::Failed;
 use armature_svc_kit::telemetry::{Telemetry, TelemetryConfig};
 
 use crate::cli::UpArgs;
 use fleet::Fleet;
 
 /// Serves until Ctrl-C or SIGTERM, then drains.
-pub(crate) async fn run(args: UpArgs) -> Result<()> {
+pub(crate) async fn run(args: UpArgs) -> Result<(), Failed> {
     let logs = TelemetryConfig { log_level: args.log.clone(), ..TelemetryConfig::default() };
     let telemetry = Telemetry::start(&logs, "armature")?;
     let stop = Drain::new();
-    let signals = tokio::spawn(stop.clone().on_signals());
+    tokio::spawn(stop.clone().on_signals());
     let fleet = tokio::select! {
         fleet = Fleet::start(&args) => fleet?,
         () = stop.draining() => return Ok(()),
@@ -25,13 +25,12 @@ pub(crate) async fn run(args: UpArgs) -> Result<()> {
         ready = fleet.ready() => ready?,
         () = stop.draining() => {}
     }
-    if stop.phase() == armature_svc_kit::drain::Phase::Serving {
-        greeting::print(&fleet).await?;
+    if stop.phase() == Phase::Serving {
+        greeting::print(&fleet).await;
     }
     stop.draining().await;
     eprintln!("draining (a second Ctrl-C exits at once)");
     fleet.drain().await?;
-    signals.abort();
     telemetry.shutdown();
     Ok(())
 }

@@ -9,6 +9,7 @@ use armature_contracts::discovery::v1::discovery_service_server::DiscoveryServic
 use armature_svc_kit::admin::{Admin, Ready};
 use armature_svc_kit::config::ConfigError;
 use armature_svc_kit::drain::Drain;
+use armature_svc_kit::exit::Failed;
 use armature_svc_kit::limited;
 use armature_svc_kit::network::{BindError, Network};
 use armature_svc_kit::server::{ReflectionError, Server};
@@ -56,6 +57,16 @@ pub enum StartError {
     /// Somebody else listens there.
     #[error(transparent)]
     Bind(#[from] BindError),
+}
+
+impl From<StartError> for Failed {
+    fn from(error: StartError) -> Self {
+        match error {
+            // Whoever has it may be gone at the next try.
+            StartError::Bind(_) => Self::running(error),
+            StartError::Config(_) | StartError::File { .. } => Self::configuration(error),
+        }
+    }
 }
 
 /// Why the service ended other than by its drain.

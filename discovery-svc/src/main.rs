@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use armature_discovery::app::{self, Parts, StartError};
+use armature_discovery::app::{self, Parts};
 use armature_discovery::config::Config;
-use armature_svc_kit::config::{self, ConfigArgs, ConfigError, Flags};
+use armature_svc_kit::config::{self, ConfigArgs, Flags};
 use armature_svc_kit::drain::Drain;
-use armature_svc_kit::exit::Exit;
+use armature_svc_kit::exit::{self, Failed};
 use armature_svc_kit::health_check;
 use armature_svc_kit::network::Network;
 use armature_svc_kit::telemetry::Telemetry;
@@ -27,40 +27,24 @@ struct Args {
     admin: Option<String>,
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match run(Args::parse()).await {
-        Ok(()) => Exit::Success,
-        Err(error) => {
-            tracing::error!(%error, "stopped");
-            // Before telemetry there is no log.
-            use std::io::Write as _;
-            let _ = writeln!(std::io::stderr(), "armature-discovery: {error:#}");
-            let configuration =
-                matches!(error.downcast_ref(), Some(StartError::Config(_) | StartError::File { .. }))
-                    || error.downcast_ref::<ConfigError>().is_some();
-            if configuration { Exit::Configuration } else { Exit::Failure }
-        }
-    }
-    .into()
+fn main() -> ExitCode {
+    exit::run("armature-discovery", serve)
 }
 
-async fn run(args: Args) -> anyhow::Result<()> {
+async fn serve(args: Args) -> Result<(), Failed> {
     let flags = Flags::new().set("listen", args.listen).set("admin", args.admin);
     let config: Config = config::load("discovery", &args.config, flags, std::env::vars())?;
     if args.config.probe {
-        return Ok(health_check::ready(&Network::new(), config.admin.as_ref()).await?);
+        return health_check::ready(&Network::new(), config.admin.as_ref()).await.map_err(Failed::running);
     }
     if args.config.print_config {
-        use std::io::Write as _;
-        return Ok(write!(std::io::stdout(), "{}", config::to_toml(&config)?)?);
+        return Ok(config::print(&config)?);
     }
     let telemetry = Telemetry::start(&config.telemetry, "discovery")?;
     let drain = Drain::new();
-    let signals = tokio::spawn(drain.clone().on_signals());
+    tokio::spawn(drain.clone().on_signals());
     let parts = Parts { network: Network::new(), registry: Registry::default(), drain };
-    let finished = app::start(config, parts).await?.finished().await;
-    signals.abort();
+    app::start(config, parts).await?.finished().await.map_err(Failed::running)?;
     telemetry.shutdown();
-    Ok(finished?)
+    Ok(())
 }

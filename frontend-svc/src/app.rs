@@ -14,6 +14,8 @@ use armature_svc_kit::discovery_client::{
     health_probe,
 };
 use armature_svc_kit::drain::Drain;
+use armature_svc_kit::exit::Failed;
+use armature_svc_kit::http_server::{self, HttpOptions};
 use armature_svc_kit::limited;
 use armature_svc_kit::network::{BindError, Listener, Network};
 use armature_svc_kit::reachable::advertised;
@@ -32,12 +34,14 @@ use crate::adapters::workers::GrpcWorkers;
 use crate::config::{Config, Invalid};
 use crate::domain::member::Members;
 use crate::grpc::service::Inference;
-use crate::http::listen::serve;
 use crate::http::server::HttpApi;
 use crate::metrics::Metrics;
 use crate::models::catalogue::Catalogue;
 use crate::models::loader::Loader;
 use crate::session::pipeline::{Outside, Pipeline};
+
+/// Time for the head of a request, and of an idle connection until the next one: longer than what clients keep one for in their pools.
+const HTTP_HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// What a process gives to each of its services.
 pub struct Parts {
@@ -66,6 +70,16 @@ pub enum StartError {
     Bind(#[from] BindError),
 }
 
+impl From<StartError> for Failed {
+    fn from(error: StartError) -> Self {
+        match error {
+            // Whoever has it may be gone at the next try.
+            StartError::Bind(_) => Self::running(error),
+            _ => Self::configuration(error),
+        }
+    }
+}
+
 /// Why a running frontend ended badly.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -73,7 +87,7 @@ pub enum RunError {
     #[error(transparent)]
     Reflection(#[from] ReflectionError),
     /// A part of it panicked.
-    #[error("the frontend stopped: {0}")]
+    #[error("the frontend stopped")]
     Stopped(#[from] tokio::task::JoinError),
 }
 
@@ -199,6 +213,8 @@ impl Assembled {
             started: pipeline.unix_time(),
         };
         let connections = pipeline.metrics.http_connections.clone();
+        let http_options =
+            HttpOptions { max_connections: config.max_connections, head_timeout: HTTP_HEAD_TIMEOUT };
         let options = ServerOptions {
             max_connections: config.max_connections,
             // Room beyond the generations, so that their limit is what refuses, in the caller's words.
@@ -219,7 +235,7 @@ impl Assembled {
         let first_model = first_model(pipeline.catalogue_changes(), &self.ready, &registration);
         let (served, ..) = tokio::join!(
             server.serve(grpc, drain.clone()),
-            serve(http, api.routes(), drain.clone(), config.max_connections, connections),
+            http_server::serve(http, api.routes(), drain.clone(), http_options, connections),
             admin,
             watcher.run(drain.clone()),
             registrar.run(drain.clone()),

@@ -16,6 +16,7 @@ use armature_svc_kit::discovery_client::{
     health_probe,
 };
 use armature_svc_kit::drain::Drain;
+use armature_svc_kit::exit::Failed;
 use armature_svc_kit::limited;
 use armature_svc_kit::network::{BindError, Listener, Network};
 use armature_svc_kit::reachable::advertised;
@@ -67,6 +68,16 @@ pub enum StartError {
     Bind(#[from] BindError),
 }
 
+impl From<StartError> for Failed {
+    fn from(error: StartError) -> Self {
+        match error {
+            // Whoever has it may be gone at the next try.
+            StartError::Bind(_) => Self::running(error),
+            _ => Self::configuration(error),
+        }
+    }
+}
+
 /// Why a running router ended badly.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -74,7 +85,7 @@ pub enum RunError {
     #[error(transparent)]
     Reflection(#[from] ReflectionError),
     /// A part of it panicked.
-    #[error("the router stopped: {0}")]
+    #[error("the router stopped")]
     Stopped(#[from] tokio::task::JoinError),
 }
 

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
 use armature_contracts::router::v1::router_service_client::RouterServiceClient;
 use armature_contracts::router::v1::{ListWorkersRequest, WorkerView};
 use armature_svc_kit::address::Address;
 use armature_svc_kit::channel::{Channel, ChannelOptions, Channels};
 use armature_svc_kit::drain::Drain;
+use armature_svc_kit::exit::Failed;
 use armature_svc_kit::network::Network;
 use armature_worker::config::{Config as WorkerConfig, EngineKind, Transport};
 use armature_worker::engine::llama::WeightStore;
@@ -50,29 +50,43 @@ pub(super) struct Fleet {
 struct Service {
     name: String,
     drain: Drain,
-    task: JoinHandle<Result<()>>,
+    task: JoinHandle<Result<(), Failed>>,
 }
 
 impl Service {
-    async fn drain(self) -> Result<()> {
+    /// Runs `work` until `drain` ends it.
+    fn run<E>(
+        name: impl Into<String>,
+        drain: Drain,
+        work: impl Future<Output = Result<(), E>> + Send + 'static,
+    ) -> Self
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        let task = tokio::spawn(async move { work.await.map_err(Failed::running) });
+        Self { name: name.into(), drain, task }
+    }
+
+    async fn drain(self) -> Result<(), Failed> {
         self.drain.begin();
-        let name = self.name;
-        self.task.await?.with_context(|| format!("{name} did not end well"))
+        let ended = self.task.await.map_err(Failed::running).and_then(|ended| ended);
+        ended.map_err(|failed| failed.during(format!("{} did not end well", self.name)))
     }
 }
 
 impl Fleet {
-    /// Starts everything; on an error nothing is left running.
-    pub(super) async fn start(args: &UpArgs) -> Result<Self> {
+    /// Starts everything; after an error what has been started ends with the process.
+    pub(super) async fn start(args: &UpArgs) -> Result<Self, Failed> {
         let models = models(args)?;
         let network = Network::new();
-        let channels = Channels::new(network.clone(), ChannelOptions::default())?;
+        let channels =
+            Channels::new(network.clone(), ChannelOptions::default()).map_err(Failed::configuration)?;
         let discovery = start_discovery(&network).await?;
         let router_service = start_router(&network, args).await?;
-        let address =
-            |text: &str, flag: &str| text.parse::<Address>().map_err(|error| anyhow!("{flag}: {error}"));
         let (router_address, forward) =
-            forward(network.clone(), &address(&args.router, "--router")?, Address::mem(ROUTER)).await?;
+            forward(network.clone(), &address(&args.router, "--router")?, Address::mem(ROUTER))
+                .await
+                .map_err(Failed::running)?;
         // The frontend first: a port in use should be said before a model is loaded.
         let drain = Drain::new();
         let frontend = armature_frontend::app::start(
@@ -92,11 +106,7 @@ impl Fleet {
         .await?;
         let (http, grpc) = (frontend.http.clone(), frontend.grpc.clone());
         let (admin, frontend_ready) = (frontend.admin.clone(), frontend.ready.clone());
-        let frontend = Service {
-            name: "frontend".into(),
-            drain,
-            task: tokio::spawn(async move { Ok(frontend.finished().await?) }),
-        };
+        let frontend = Service::run("frontend", drain, frontend.finished());
         let workers = start_workers(&network, args, &models).await?;
         Ok(Self {
             router: armature_svc_kit::limited!(RouterServiceClient::new(channels.to(&Address::mem(ROUTER)))),
@@ -115,12 +125,15 @@ impl Fleet {
     }
 
     /// Waits until the router has every worker's report and the frontend can route.
-    pub(super) async fn ready(&self) -> Result<()> {
+    pub(super) async fn ready(&self) -> Result<(), Failed> {
         let mut pause = tokio::time::interval(Duration::from_millis(20));
         loop {
             pause.tick().await;
             if let Some(lost) = self.workers.iter().find(|worker| worker.task.is_finished()) {
-                bail!("{} ended while starting: see the log above (RUST_LOG=info says more)", lost.name);
+                let lost = &lost.name;
+                return Err(Failed::running(format!(
+                    "{lost} ended while starting: see the log above (RUST_LOG=info says more)"
+                )));
             }
             let (workers, _) = self.workers().await;
             let ready =
@@ -139,14 +152,14 @@ impl Fleet {
     }
 
     /// Ends everything in the order in which nothing is lost: who takes requests first, who knows of them last.
-    pub(super) async fn drain(self) -> Result<()> {
+    pub(super) async fn drain(self) -> Result<(), Failed> {
         self.frontend.drain().await?;
         let mut workers = JoinSet::new();
         for worker in self.workers {
             workers.spawn(worker.drain());
         }
         while let Some(ended) = workers.join_next().await {
-            ended??;
+            ended.map_err(Failed::running)??;
         }
         self.forward.abort();
         self.router_service.drain().await?;
@@ -154,7 +167,12 @@ impl Fleet {
     }
 }
 
-async fn start_discovery(network: &Network) -> Result<Service> {
+/// The address that a flag names.
+fn address(text: &str, flag: &str) -> Result<Address, Failed> {
+    text.parse().map_err(|error| Failed::configuration(error).during(flag))
+}
+
+async fn start_discovery(network: &Network) -> Result<Service, Failed> {
     let drain = Drain::new();
     let config = armature_discovery::config::Config {
         listen: Address::mem(DISCOVERY),
@@ -167,17 +185,18 @@ async fn start_discovery(network: &Network) -> Result<Service> {
         drain: drain.clone(),
     };
     let running = armature_discovery::app::start(config, parts).await?;
-    let task = tokio::spawn(async move { Ok(running.finished().await?) });
-    Ok(Service { name: "discovery".into(), drain, task })
+    Ok(Service::run("discovery", drain, running.finished()))
 }
 
-async fn start_router(network: &Network, args: &UpArgs) -> Result<Service> {
+async fn start_router(network: &Network, args: &UpArgs) -> Result<Service, Failed> {
     use armature_router::config::{Config, LocalPrefill, PolicyConfig, PolicyName};
     let name = match args.policy.as_str() {
         "kv" => PolicyName::Kv,
         "round-robin" => PolicyName::RoundRobin,
         "least-loaded" => PolicyName::LeastLoaded,
-        other => bail!("--policy: {other:?} is none of kv, round-robin, least-loaded"),
+        other => {
+            return Err(wrong(format!("--policy: {other:?} is none of kv, round-robin, least-loaded")));
+        }
     };
     let drain = Drain::new();
     let config = Config {
@@ -194,29 +213,39 @@ async fn start_router(network: &Network, args: &UpArgs) -> Result<Service> {
         drain: drain.clone(),
     };
     let running = armature_router::app::start(config, parts).await?;
-    let task = tokio::spawn(async move { Ok(running.finished().await?) });
-    Ok(Service { name: "router".into(), drain, task })
+    Ok(Service::run("router", drain, running.finished()))
+}
+
+/// A flag that cannot be meant.
+fn wrong(problem: impl Into<String>) -> Failed {
+    Failed::configuration(problem.into())
 }
 
 /// The model files to serve; one `None` for the simulated engine.
-fn models(args: &UpArgs) -> Result<Vec<Option<PathBuf>>> {
+fn models(args: &UpArgs) -> Result<Vec<Option<PathBuf>>, Failed> {
     match (args.engine, args.model.as_slice()) {
         (Engine::Sim, []) => Ok(vec![None]),
-        (Engine::Sim, _) => bail!("--model goes with --engine llama: the simulated engine needs none"),
+        (Engine::Sim, _) => Err(wrong("--model goes with --engine llama: the simulated engine needs none")),
         (Engine::Llama, []) => {
-            let path = model::reference()?;
+            let path = model::reference().map_err(Failed::configuration)?;
             if !path.exists() {
-                bail!(
+                return Err(wrong(format!(
                     "there is no model at {}: run `armature model fetch`, name a GGUF file with --model, or start with --engine sim",
                     path.display()
-                );
+                )));
             }
             Ok(vec![Some(path)])
         }
         (Engine::Llama, paths) => {
             for path in paths {
+                if path.is_dir() {
+                    return Err(wrong(format!(
+                        "--model: {} is a folder: name the GGUF file itself",
+                        path.display()
+                    )));
+                }
                 if !path.exists() {
-                    bail!("--model: there is no file {}", path.display());
+                    return Err(wrong(format!("--model: there is no file {}", path.display())));
                 }
             }
             Ok(paths.iter().cloned().map(Some).collect())
@@ -233,14 +262,18 @@ fn served_name(path: &Path) -> String {
 }
 
 /// Starts the workers of each model: all of a model share its weights.
-async fn start_workers(network: &Network, args: &UpArgs, models: &[Option<PathBuf>]) -> Result<Vec<Service>> {
+async fn start_workers(
+    network: &Network,
+    args: &UpArgs,
+    models: &[Option<PathBuf>],
+) -> Result<Vec<Service>, Failed> {
     let roles: Vec<Role> =
         [(Role::Prefill, args.prefill), (Role::Decode, args.decode), (Role::Aggregated, args.aggregated)]
             .into_iter()
             .flat_map(|(role, count)| std::iter::repeat_n(role, count))
             .collect();
     if args.decode + args.aggregated == 0 {
-        bail!("nothing would decode: start at least one worker with --decode or --aggregated");
+        return Err(wrong("nothing would decode: start at least one worker with --decode or --aggregated"));
     }
     let weights: Arc<WeightStore> = Arc::default();
     // Sockets of this process only; the folder goes when the process does.
@@ -265,9 +298,8 @@ async fn start_workers(network: &Network, args: &UpArgs, models: &[Option<PathBu
             };
             let running = armature_worker::app::start(config, parts)
                 .await
-                .with_context(|| format!("cannot start {name}"))?;
-            let task = tokio::spawn(async move { Ok(running.finished().await?) });
-            services.push(Service { name, drain, task });
+                .map_err(|error| Failed::from(error).during(format!("cannot start {name}")))?;
+            services.push(Service::run(name, drain, running.finished()));
         }
     }
     Ok(services)
@@ -279,16 +311,16 @@ fn worker_config(
     role: Role,
     name: &str,
     shm_dir: &Path,
-) -> Result<WorkerConfig> {
+) -> Result<WorkerConfig, Failed> {
     let transports: Vec<Transport> = args
         .transports
         .iter()
         .map(|text| match text.as_str() {
             "shm" => Ok(Transport::Shm),
             "tcp" => Ok(Transport::Tcp),
-            other => bail!("--transports: {other:?} is none of shm, tcp"),
+            other => Err(wrong(format!("--transports: {other:?} is none of shm, tcp"))),
         })
-        .collect::<Result<_>>()?;
+        .collect::<Result<_, _>>()?;
     let engine = if model.is_some() { EngineKind::Llama } else { EngineKind::Sim };
     let blocks = if model.is_some() { LLAMA_BLOCKS } else { SIM_BLOCKS };
     let mut config = WorkerConfig {
@@ -296,7 +328,7 @@ fn worker_config(
         engine,
         served_name: model.map(served_name).unwrap_or_default(),
         model: model.map(Path::to_owned),
-        cache_dir: Some(model::cache_dir()?.join("weights")),
+        cache_dir: Some(model::cache_dir().map_err(Failed::configuration)?.join("weights")),
         threads: args.threads,
         kv_blocks: args.kv_blocks.unwrap_or(blocks),
         listen: Address::mem(name),

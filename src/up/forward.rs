@@ -1,8 +1,7 @@
 //! Makes an in-process listener reachable from outside: bytes in, bytes out.
 
-use anyhow::Result;
 use armature_svc_kit::address::Address;
-use armature_svc_kit::network::Network;
+use armature_svc_kit::network::{BindError, Network};
 use tokio::task::{JoinHandle, JoinSet};
 
 /// Listens on `from` and pipes each connection to `to` until the task is aborted. Returns the bound address.
@@ -10,7 +9,7 @@ pub(super) async fn forward(
     network: Network,
     from: &Address,
     to: Address,
-) -> Result<(Address, JoinHandle<()>)> {
+) -> Result<(Address, JoinHandle<()>), BindError> {
     let mut listener = network.bind(from).await?;
     let bound = listener.address().clone();
     let task = tokio::spawn(async move {

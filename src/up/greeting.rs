@@ -1,13 +1,11 @@
 //! What a user sees when everything is ready: where it is, and a line to paste.
 
-use anyhow::Result;
-
 use super::fleet::Fleet;
 use crate::status;
 
 /// Prints endpoints and first commands.
 #[allow(clippy::print_stdout)]
-pub(super) async fn print(fleet: &Fleet) -> Result<()> {
+pub(super) async fn print(fleet: &Fleet) {
     let (workers, policy) = fleet.workers().await;
     let model = workers.first().map(|worker| worker.served_name.clone()).unwrap_or_default();
     println!("{}", status::text(&workers, &policy));
@@ -29,5 +27,4 @@ pub(super) async fn print(fleet: &Fleet) -> Result<()> {
         })
     );
     println!("\nor `make chat` in another terminal; Ctrl-C here drains and exits");
-    Ok(())
 }

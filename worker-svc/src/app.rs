@@ -15,12 +15,12 @@ use armature_svc_kit::discovery_client::{
     Component, Discovery, Instance, ModelCardBytes, NoEndpoint, Registration, RegistrationOptions, Status,
 };
 use armature_svc_kit::drain::Drain;
+use armature_svc_kit::exit::Failed;
 use armature_svc_kit::network::{BindError, Network};
 use armature_svc_kit::reachable;
 use armature_svc_kit::server::{Server, ServerOptions};
 use prometheus_client::registry::Registry;
 use prost::Message;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::task::TaskTracker;
@@ -69,7 +69,7 @@ pub enum StartError {
     #[error(transparent)]
     Bind(#[from] BindError),
     /// Something the system refused.
-    #[error("{what}: {source}")]
+    #[error("{what}")]
     System {
         /// What was tried.
         what: String,
@@ -83,6 +83,17 @@ pub enum StartError {
     /// Nowhere to register.
     #[error(transparent)]
     Discovery(#[from] NoEndpoint),
+}
+
+impl From<StartError> for Failed {
+    fn from(error: StartError) -> Self {
+        match &error {
+            // These may be better at the next try: a port, memory, a folder.
+            StartError::Bind(_) | StartError::System { .. } => Self::running(error),
+            StartError::Engine(engine) if engine.is_shortage() => Self::running(error),
+            _ => Self::configuration(error),
+        }
+    }
 }
 
 /// Time to tell discovery that this worker is gone, and for the last messages after everything has migrated.
@@ -154,7 +165,7 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
         }
         None => None,
     };
-    let Endpoints { landing, source, kv_address } = endpoints(&validated, first, &kv).await?;
+    let Endpoints { landing, source, kv_address } = endpoints(&parts.network, &validated, first, &kv).await?;
     let channels = Channels::new(
         parts.network.clone(),
         ChannelOptions { token: config.token.clone(), ..ChannelOptions::default() },
@@ -306,13 +317,14 @@ struct Endpoints {
 
 /// Where KV lands and leaves, on the transports that are configured.
 async fn endpoints(
+    network: &Network,
     validated: &Validated,
     first: InstanceId,
     kv: &Arc<KvMemory>,
 ) -> Result<Endpoints, StartError> {
     let Config { transports, shm_dir, .. } = &validated.config;
     let tcp = match transports.contains(&Transport::Tcp) {
-        true => Some(tcp_landing(&validated.config).await?),
+        true => Some(tcp_landing(network, &validated.config).await?),
         false => None,
     };
     let kv_address = tcp.as_ref().map(|tcp| tcp.advertised.clone());
@@ -335,10 +347,8 @@ async fn endpoints(
     Ok(Endpoints { landing, source, kv_address })
 }
 
-async fn tcp_landing(config: &Config) -> Result<TcpLanding, StartError> {
-    let text = config.kv_listen.to_string();
-    let listener =
-        TcpListener::bind(&text).await.map_err(system(format!("kv_listen: cannot listen on {text}")))?;
+async fn tcp_landing(network: &Network, config: &Config) -> Result<TcpLanding, StartError> {
+    let listener = network.bind_sockets(&config.kv_listen).await?;
     let bound: Address = listener.local_addr().map_err(system("kv_listen"))?.into();
     Ok(TcpLanding { listener, advertised: advertised(config, &bound).await.to_string() })
 }

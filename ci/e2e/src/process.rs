@@ -52,6 +52,18 @@ impl Process {
         Self { name: name.into(), child, log }
     }
 
+    /// Runs `binary` with `args` to its end: exit code, standard error.
+    ///
+    /// # Panics
+    /// When it is not there, or a signal ends it.
+    pub async fn run(binary: &str, args: &[&str]) -> (i32, String) {
+        let mut command = tokio::process::Command::new(binaries().join(binary));
+        let ended =
+            command.args(args).env_remove("RUST_LOG").stdin(Stdio::null()).kill_on_drop(true).output();
+        let ended = tokio::time::timeout(crate::PATIENCE, ended).await.expect("it ends").expect("it starts");
+        (ended.status.code().expect("an exit code"), String::from_utf8_lossy(&ended.stderr).into_owned())
+    }
+
     /// Its name in this test.
     pub fn name(&self) -> &str {
         &self.name

@@ -7,7 +7,6 @@ pub mod collect;
 pub mod completions;
 pub mod error;
 pub mod fields;
-pub mod listen;
 pub mod logprobs;
 pub mod models;
 pub mod server;

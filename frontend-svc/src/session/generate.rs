@@ -138,6 +138,7 @@ impl Generation {
     /// Waits for one thing to happen and deals with it. An error ends the request.
     async fn step(&mut self) -> Result<(), Fault> {
         let until = self.deadline();
+        let drain = self.pipeline.outside.drain.clone();
         tokio::select! {
             biased;
             event = timeout_at(until, self.legs.next()) => match event {
@@ -146,6 +147,7 @@ impl Generation {
                 Err(_) => self.late(),
             },
             Ok(()) = self.catalogue.changed() => self.look_for_the_gone(),
+            () = drain.time_up() => Err(Fault::new(Reason::Draining, "this frontend shuts down, and the time for what was running is over")),
         }
         .inspect_err(|_| self.end())
     }

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use armature_contracts::error::{Fault, Reason};
+use armature_svc_kit::address::Address;
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
+use tokio::time::timeout;
 
 use crate::client::Client;
 use crate::fake_worker::Script;
@@ -67,6 +70,23 @@ async fn a_drain_finishes_what_runs_and_refuses_the_rest() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_that_outlasts_the_drain_ends_with_an_error() {
+    let script = Script { stalls_after: Some(1), ..says("Hello") };
+    let mut setup = Setup { workers: vec![script], ..Setup::default() };
+    setup.config.drain_seconds = 5;
+    let harness = Harness::start(setup).await;
+    let mut client = harness.client().await;
+    let mut running = client.open(Client::request("/v1/completions", ask(true).to_string())).await;
+    running.frame().await.unwrap().unwrap();
+    harness.drain.begin();
+    let rest = running.collect().await.unwrap().to_bytes();
+    let rest = String::from_utf8_lossy(&rest);
+    assert!(rest.contains("\"error\"") && rest.contains("shuts down"), "{rest}");
+    drop(client);
+    harness.running.finished().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn silence_between_tokens_ends_a_stream_with_an_error() {
     let script = Script { stalls_after: Some(2), ..says("Hello") };
     let harness = Harness::start(Setup { workers: vec![script], ..Setup::default() }).await;
@@ -86,4 +106,14 @@ async fn a_deadline_of_the_caller_is_kept() {
         (answer.status.as_u16(), answer.json()["error"]["code"].clone()),
         (504, json!("deadline_exceeded"))
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_that_say_nothing_end_on_every_port() {
+    let harness = Harness::says("x").await;
+    for port in ["http", "grpc", "admin"] {
+        let mut silent = harness.network.connect(&Address::mem(port)).await.unwrap();
+        let ended = timeout(Duration::from_secs(600), silent.read_to_end(&mut Vec::new())).await;
+        assert!(ended.is_ok(), "{port} keeps a silent connection");
+    }
 }

@@ -1,7 +1,6 @@
 //! The admin HTTP server of a service: `/livez`, `/readyz`, `/metrics`, `/version`.
 
 use std::fmt;
-use std::future::IntoFuture as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,11 +10,13 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::drain::Drain;
+use crate::http_server::{self, HttpOptions};
 use crate::network::Listener;
 
 /// How often the watchdog task runs.
@@ -24,6 +25,8 @@ const TICK: Duration = Duration::from_secs(1);
 const STUCK: Duration = Duration::from_secs(10);
 /// Connections served at a time: a scraper, a prober and a few people.
 const MAX_CONNECTIONS: usize = 64;
+/// Time for the head of a request: probes come by new connections, and the silent ones must not keep them out for long.
+const HEAD: Duration = Duration::from_secs(5);
 /// The media type of OpenMetrics text.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -87,7 +90,7 @@ struct Shared {
 }
 
 impl Admin {
-    /// Serves until `drain` says stop; then cuts what is still open.
+    /// Serves until `drain` says stop.
     pub async fn serve(self, listener: Listener, drain: Drain) {
         let (tick, ticked) = watch::channel(Instant::now());
         let shared = Shared { admin: Arc::new(self), ticked };
@@ -103,11 +106,10 @@ impl Admin {
                 tick.send_replace(interval.tick().await);
             }
         };
+        let options = HttpOptions { max_connections: MAX_CONNECTIONS, head_timeout: HEAD };
         tokio::select! {
-            // axum's accept loop does not end and does not fail.
-            _ = axum::serve(listener.limit(MAX_CONNECTIONS), app).into_future() => {}
+            () = http_server::serve(listener, app, drain, options, Gauge::default()) => {}
             () = watchdog => {}
-            () = drain.stopping() => {}
         }
     }
 }

@@ -122,6 +122,11 @@ impl Drain {
         self.reached(Phase::Refusing).await;
     }
 
+    /// Waits until work in flight has had its time; what still runs should say so and end.
+    pub async fn time_up(&self) {
+        self.reached(Phase::Deregistering).await;
+    }
+
     /// Waits until the listeners have to stop.
     pub async fn stopping(&self) {
         self.reached(Phase::Stopping).await;
@@ -250,7 +255,12 @@ mod tests {
         let _work = drain.enter().unwrap();
         drain.begin();
         let start = tokio::time::Instant::now();
-        let drained = drain.run(LIMIT, std::future::pending(), std::future::pending()).await;
+        let run = drain.run(LIMIT, std::future::pending(), std::future::pending());
+        let (drained, waited) = tokio::join!(run, async {
+            drain.time_up().await;
+            start.elapsed()
+        });
+        assert_eq!(waited, LIMIT + NOTICE_TIMEOUT);
         assert_eq!(drained, Drained::TimedOut { in_flight: 1 });
         assert_eq!(start.elapsed(), LIMIT + 2 * NOTICE_TIMEOUT);
         assert_eq!(drain.phase(), Phase::Stopping);

@@ -1,7 +1,7 @@
 //! What every Armature service needs and no service owns.
 //!
 //! Does: configuration ([`config`], [`secret`], [`exit`]), logs, traces and the admin server
-//! ([`telemetry`], [`trace`], [`admin`], [`health_check`]), addresses and sockets ([`address`],
+//! ([`telemetry`], [`trace`], [`admin`], [`http_server`], [`health_check`]), addresses and sockets ([`address`],
 //! [`network`], [`reachable`]), gRPC
 //! clients and servers with deadlines, identity and limits ([`channel`], [`server`], [`layers`],
 //! [`call`], [`grpc_timeout`]), membership ([`discovery_client`]), and an orderly end ([`drain`]).
@@ -22,8 +22,10 @@ pub mod drain;
 pub mod exit;
 pub mod grpc_timeout;
 pub mod health_check;
+pub mod http_server;
 pub mod layers;
 pub mod network;
+mod preface;
 pub mod reachable;
 pub mod secret;
 pub mod server;

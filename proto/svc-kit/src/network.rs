@@ -65,6 +65,17 @@ pub enum BindError {
     },
 }
 
+impl BindError {
+    fn new(address: &Address, source: io::Error) -> Self {
+        let address = address.clone();
+        match source.kind() {
+            io::ErrorKind::AddrInUse => Self::InUse { address },
+            io::ErrorKind::PermissionDenied => Self::NotPermitted { address },
+            _ => Self::Io { address, source },
+        }
+    }
+}
+
 impl Network {
     /// A network of its own, with no in-process listener yet.
     pub fn new() -> Self {
@@ -77,11 +88,16 @@ impl Network {
             Address::Mem(name) => self.bind_mem(name),
             Address::Tcp { host, port } => bind_tcp(host, *port).await,
         }
-        .map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => BindError::InUse { address: address.clone() },
-            io::ErrorKind::PermissionDenied => BindError::NotPermitted { address: address.clone() },
-            _ => BindError::Io { address: address.clone(), source },
-        })
+        .map_err(|source| BindError::new(address, source))
+    }
+
+    /// Listens on a TCP address for a protocol that needs the sockets themselves. `mem:` addresses have none.
+    pub async fn bind_sockets(&self, address: &Address) -> Result<TcpListener, BindError> {
+        match address {
+            Address::Mem(_) => Err(io::ErrorKind::Unsupported.into()),
+            Address::Tcp { host, port } => TcpListener::bind((host.as_str(), *port)).await,
+        }
+        .map_err(|source| BindError::new(address, source))
     }
 
     /// Opens a connection to `address`; `ConnectionRefused` when nobody listens there.
@@ -128,7 +144,7 @@ fn lock(names: &Names) -> MutexGuard<'_, HashMap<String, mpsc::Sender<DuplexStre
     names.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Accepts connections. Usable by hand, as a stream, and by `axum::serve`.
+/// Accepts connections. Usable by hand and as a stream.
 #[derive(Debug)]
 pub struct Listener {
     accept: Accept,
@@ -224,21 +240,6 @@ impl Stream for Listener {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.get_mut().poll_accept(cx).map(|connection| Some(Ok(connection)))
-    }
-}
-
-impl axum::serve::Listener for Listener {
-    type Io = Connection;
-    type Addr = Address;
-
-    async fn accept(&mut self) -> (Connection, Address) {
-        let connection = Listener::accept(self).await;
-        let peer = connection.peer.clone();
-        (connection, peer)
-    }
-
-    fn local_addr(&self) -> io::Result<Address> {
-        Ok(self.address.clone())
     }
 }
 

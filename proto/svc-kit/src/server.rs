@@ -34,6 +34,7 @@ use crate::layers::shed::ShedLayer;
 use crate::layers::token::TokenLayer;
 use crate::layers::{Answer, Inner};
 use crate::network::{Connection, Listener, Peer};
+use crate::preface::Prefaced;
 use crate::secret::Secret;
 
 /// Streams a client may reset before the server has looked at them. The default of 20 takes a
@@ -284,7 +285,9 @@ async fn accept<S>(
             connection = listener.accept() => connection,
             () = drain.stopping() => return,
         };
-        let served = serve_connection(http.clone(), connection, drain.clone(), service.clone());
+        // Pings begin when the client has said something: until then it has as long as for the answer to one.
+        let patience = options.keep_alive.interval + options.keep_alive.timeout;
+        let served = serve_connection(http.clone(), connection, patience, drain.clone(), service.clone());
         let open = metrics.connections.clone();
         tasks.spawn(async move {
             open.inc();
@@ -294,8 +297,13 @@ async fn accept<S>(
     }
 }
 
-async fn serve_connection<S>(http: http2::Builder<Tasks>, connection: Connection, drain: Drain, service: S)
-where
+async fn serve_connection<S>(
+    http: http2::Builder<Tasks>,
+    connection: Connection,
+    patience: Duration,
+    drain: Drain,
+    service: S,
+) where
     S: Inner + Service<Request<Body>, Future = Answer>,
 {
     let peer = Peer(connection.peer().clone());
@@ -304,7 +312,8 @@ where
         request.extensions_mut().insert(peer.clone());
         request
     });
-    let served = http.serve_connection(TokioIo::new(connection), TowerToHyperService::new(service));
+    let connection = TokioIo::new(Prefaced::new(connection, patience));
+    let served = http.serve_connection(connection, TowerToHyperService::new(service));
     let mut served = std::pin::pin!(served);
     let result = tokio::select! {
         result = served.as_mut() => result,

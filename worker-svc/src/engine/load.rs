@@ -22,7 +22,7 @@ pub struct Loaded {
 #[derive(Debug, thiserror::Error)]
 pub enum EngineStartError {
     /// The model cannot be loaded.
-    #[error("cannot load the model {path}: {source}")]
+    #[error("cannot load the model {path}")]
     Model {
         /// The file.
         path: String,
@@ -33,6 +33,13 @@ pub enum EngineStartError {
     /// The simulated model contradicts itself.
     #[error(transparent)]
     Sim(#[from] SimConfigError),
+}
+
+impl EngineStartError {
+    /// True when the machine had too little at that moment, so that nothing is wrong with model and configuration.
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, Self::Model { source: LoadError::Memory(_) | LoadError::Threads(_), .. })
+    }
 }
 
 /// Loads the engine that `config` names. Takes seconds and blocks.

@@ -5,6 +5,7 @@ use armature_e2e::cluster::Cluster;
 use armature_e2e::wait_until;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 /// A tiny real model in a folder that outlives the cluster.
 fn tiny_model() -> (tempfile::TempDir, std::path::PathBuf) {
@@ -107,40 +108,28 @@ async fn a_prefill_worker_killed_at_any_phase_of_a_hand_off_costs_time_only() {
             let mut held = settings.to_vec();
             held.push(("fault_point", phase));
             cluster.worker(&name, "prefill", &held);
-            // The same prompt under another salt: nothing of it is cached, and the tokens are the same.
-            let mut body = request("tiny", &prompt, 40, 5);
-            body["cache_salt"] = format!("{phase}-{transport}").into();
-            wait_until("the prefill worker is used", async || {
-                let mut probe = body.clone();
-                probe["stream"] = false.into();
-                probe.as_object_mut().unwrap().remove("stream_options");
-                probe["cache_salt"] = rand::random::<u64>().to_string().into();
-                let client = cluster.client.clone();
-                // Held at its fault point, so this does not end: only that it got there matters.
-                let probing = tokio::spawn(async move { client.post("/v1/completions", &probe).await });
-                tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-                let reached = cluster.get(&name).log().contains("fault point reached");
-                probing.abort();
-                reached
+            // One stream after another until one is held: while the router does not doubt the dead yet, it may name only them. The same
+            // prompt under another salt: nothing of it is cached, and the tokens are the same.
+            let mut streams = JoinSet::new();
+            wait_until("a hand-off is held at its phase", async || {
+                if let Some(ended) = streams.try_join_next() {
+                    assert_eq!(ended.unwrap(), expected, "{transport}: {phase} not reached");
+                }
+                if streams.is_empty() {
+                    let mut body = request("tiny", &prompt, 40, 5);
+                    body["cache_salt"] = rand::random::<u64>().to_string().into();
+                    let client = cluster.client.clone();
+                    streams.spawn(async move {
+                        let (status, _, chunks) = client.stream("/v1/completions", &body).await.unwrap();
+                        assert_eq!(status, 200);
+                        chunks.map(|chunk| chunk_text(&chunk).to_owned()).collect::<String>().await
+                    });
+                }
+                cluster.get(&name).log().contains("fault point reached")
             })
             .await;
-            let kill = async {
-                let reached = cluster.get(&name).log().matches("fault point reached").count();
-                let client = cluster.client.clone();
-                let asked = body.clone();
-                let stream = tokio::spawn(async move {
-                    let (status, _, chunks) = client.stream("/v1/completions", &asked).await.unwrap();
-                    assert_eq!(status, 200);
-                    chunks.map(|chunk| chunk_text(&chunk).to_owned()).collect::<String>().await
-                });
-                wait_until("the hand-off is held at its phase", async || {
-                    cluster.get(&name).log().matches("fault point reached").count() > reached
-                })
-                .await;
-                cluster.get(&name).kill();
-                stream.await.unwrap()
-            };
-            let text = kill.await;
+            cluster.get(&name).kill();
+            let text = streams.join_next().await.unwrap().unwrap();
             assert_eq!(text, expected, "{transport}: killed at {phase}");
             wait_until("no block is held or in quarantine", async || {
                 let page = metrics.get_text("/metrics").await;

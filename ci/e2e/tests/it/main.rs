@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod broken_connections;
+mod exit_codes;
 mod faults;
 mod load;
 mod malformed;

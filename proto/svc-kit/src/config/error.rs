@@ -14,7 +14,7 @@ const SIMILAR: f64 = 0.7;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file of `--config` cannot be read.
-    #[error("cannot read the configuration file {}: {source}", path.display())]
+    #[error("cannot read the configuration file {}", path.display())]
     File {
         /// Which file.
         path: PathBuf,

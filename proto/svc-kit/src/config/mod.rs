@@ -16,6 +16,7 @@ pub use args::{ConfigArgs, Flags};
 pub use error::ConfigError;
 pub use table::defaults_table;
 
+use std::io::Write as _;
 use std::path::Path;
 
 use figment::providers::{Format, Serialized, Toml};
@@ -76,6 +77,12 @@ where
 /// secrets are redacted.
 pub fn to_toml<T: Serialize>(config: &T) -> Result<String, ConfigError> {
     toml::to_string_pretty(config).map_err(|error| ConfigError::Print(error.to_string()))
+}
+
+/// Writes a configuration to standard output, for `--print-config`.
+pub fn print<T: Serialize>(config: &T) -> Result<(), ConfigError> {
+    let text = to_toml(config)?;
+    std::io::stdout().write_all(text.as_bytes()).map_err(|error| ConfigError::Print(error.to_string()))
 }
 
 /// The prefix of the environment variables of `service`: `ARMATURE_<SERVICE>__`.

@@ -12,5 +12,6 @@ mod network;
 mod probe;
 mod registration;
 mod registry;
+mod silence;
 mod traces;
 mod watching;

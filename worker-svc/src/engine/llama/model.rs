@@ -34,15 +34,12 @@ pub struct LoadOptions {
 /// Why a model could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
+    /// The path is a folder's.
+    #[error("it is a folder: name the GGUF file itself")]
+    Folder,
     /// The file cannot be read.
-    #[error("cannot read the model file {path}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        #[source]
-        source: io::Error,
-    },
+    #[error("the file cannot be read")]
+    File(#[source] io::Error),
     /// The file is not a model that can be run.
     #[error(transparent)]
     Model(#[from] GgufError),
@@ -84,7 +81,10 @@ pub fn load(path: &Path, options: &LoadOptions, store: &WeightStore) -> Result<L
     if options.block_size == 0 {
         return Err(LoadError::BlockSize);
     }
-    let bytes = mapping::map(path).map_err(|source| LoadError::File { path: path.to_owned(), source })?;
+    if path.is_dir() {
+        return Err(LoadError::Folder);
+    }
+    let bytes = mapping::map(path).map_err(LoadError::File)?;
     let file = Gguf::parse(&bytes)?;
     let shape = Shape::read(&file)?;
     let pre = Pre::read(&file)?;

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use armature_svc_kit::drain::Drain;
-use armature_svc_kit::network::{Connection, Listener};
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -12,15 +10,26 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Time for the head of a request, and of an idle connection until the next one.
-const HEAD: Duration = Duration::from_secs(75);
+use crate::drain::Drain;
+use crate::network::{Connection, Listener};
+
 /// How long open connections may go on after the listener has stopped.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
-/// Serves `routes` until `drain` says stop. At most `limit` connections are open; others wait to be accepted. Dropping the future cuts
-/// all of them.
-pub async fn serve(listener: Listener, routes: Router, drain: Drain, limit: usize, open: Gauge) {
-    let mut listener = listener.limit(limit);
+/// What connections may take.
+#[derive(Clone, Debug)]
+pub struct HttpOptions {
+    /// Connections open at a time; others wait to be accepted.
+    pub max_connections: usize,
+    /// Time for the head of a request, and of an idle connection until the next one.
+    pub head_timeout: Duration,
+}
+
+/// Serves `routes` until `drain` says stop; `open` shows the open connections. Dropping the future cuts all of them.
+pub async fn serve(listener: Listener, routes: Router, drain: Drain, options: HttpOptions, open: Gauge) {
+    let mut listener = listener.limit(options.max_connections);
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(options.head_timeout);
     let mut connections = JoinSet::new();
     loop {
         let connection = tokio::select! {
@@ -28,10 +37,10 @@ pub async fn serve(listener: Listener, routes: Router, drain: Drain, limit: usiz
             Some(_) = connections.join_next(), if !connections.is_empty() => continue,
             () = drain.stopping() => break,
         };
-        let (routes, drain, open) = (routes.clone(), drain.clone(), open.clone());
+        let (http, routes, drain, open) = (http.clone(), routes.clone(), drain.clone(), open.clone());
         connections.spawn(async move {
             open.inc();
-            serve_one(connection, routes, drain).await;
+            serve_one(http, connection, routes, drain).await;
             open.dec();
         });
     }
@@ -39,10 +48,8 @@ pub async fn serve(listener: Listener, routes: Router, drain: Drain, limit: usiz
     let _ = timeout(STOP_GRACE, async { while connections.join_next().await.is_some() {} }).await;
 }
 
-async fn serve_one(connection: Connection, routes: Router, drain: Drain) {
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD);
-    let served = builder.serve_connection(TokioIo::new(connection), TowerToHyperService::new(routes));
+async fn serve_one(http: http1::Builder, connection: Connection, routes: Router, drain: Drain) {
+    let served = http.serve_connection(TokioIo::new(connection), TowerToHyperService::new(routes));
     let mut served = std::pin::pin!(served);
     let result = tokio::select! {
         result = served.as_mut() => result,
