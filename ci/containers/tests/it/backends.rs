@@ -1,5 +1,7 @@
 //! Services of this build against Redis and Consul in containers, under the tags that compose.yaml names.
 
+use std::path::Path;
+
 use armature_containers::docker::text;
 use armature_e2e::process::{Process, free_port};
 use armature_e2e::wait_until;
@@ -58,33 +60,62 @@ async fn what_discovery_registers_is_in_consuls_catalogue_until_it_deregisters()
     wait_until("the worker is out of the catalogue", async || !listed().await).await;
 }
 
-#[tokio::test]
-async fn redis_in_a_container_is_what_kv_events_ask_for() {
+/// A Redis with these arguments, and its URL.
+async fn redis(args: &[&str]) -> (ContainerAsync<GenericImage>, String) {
+    let fixed = ["redis-server", "--save", "", "--protected-mode", "no", "--maxmemory-policy", "noeviction"];
     let redis = GenericImage::new("redis", "7")
         .with_exposed_port(6379.tcp())
         .with_wait_for(WaitFor::message_on_stdout("Ready to accept connections"))
-        .with_cmd([
-            "redis-server",
-            "--save",
-            "",
-            "--maxmemory-policy",
-            "noeviction",
-            "--protected-mode",
-            "no",
-        ])
+        .with_cmd(fixed.iter().chain(args).copied())
         .start()
         .await
         .unwrap();
-    let version = inside(&redis, &["redis-cli", "INFO", "server"]).await;
-    let version =
-        version.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap().trim().to_owned();
-    let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap());
-    let (major, minor) = (parts.next().unwrap(), parts.next().unwrap());
-    assert!((major, minor) >= (6, 2), "{version}");
-    assert_eq!(
-        inside(&redis, &["redis-cli", "CONFIG", "GET", "maxmemory-policy"]).await,
-        "maxmemory-policy\nnoeviction\n"
-    );
     let port = redis.get_host_port_ipv4(6379).await.unwrap();
-    assert!(tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok());
+    (redis, format!("redis://127.0.0.1:{port}"))
+}
+
+/// A simulated worker that publishes its KV events there; discovery is nowhere, which does not matter for that.
+fn publisher(dir: &Path, url: &str) -> Process {
+    let settings = [
+        ("engine", "sim".into()),
+        ("listen", any_port()),
+        ("kv_listen", any_port()),
+        ("admin", any_port()),
+        ("shm_dir", dir.join("shm").display().to_string()),
+        ("kv_events.redis.url", url.to_owned()),
+    ];
+    Process::start(dir, "worker", "armature-worker", &sets(&settings))
+}
+
+#[tokio::test]
+async fn a_worker_publishes_its_kv_events_to_redis() {
+    let (redis, url) = redis(&[]).await;
+    let dir = tempfile::tempdir().unwrap();
+    let _worker = publisher(dir.path(), &url);
+    wait_until("there is something of the worker", async || {
+        !inside(&redis, &["redis-cli", "--scan", "--pattern", "armature:kv:*"]).await.is_empty()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_redis_that_is_not_fit_is_named_with_what_to_set_and_tried_again() {
+    let cases = [
+        (["--maxmemory-policy", "allkeys-lru"], "set maxmemory-policy to noeviction"),
+        (["--requirepass", "secret"], "kv_events.redis.password"),
+    ];
+    for (args, named) in cases {
+        let (redis, url) = redis(&args).await;
+        let dir = tempfile::tempdir().unwrap();
+        let mut worker = publisher(dir.path(), &url);
+        wait_until("the worker says what is wrong", async || worker.log().contains(named)).await;
+        assert!(worker.runs(), "{}", worker.log());
+        if args[0] == "--maxmemory-policy" {
+            inside(&redis, &["redis-cli", "CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+            wait_until("it publishes after all", async || {
+                !inside(&redis, &["redis-cli", "--scan", "--pattern", "armature:kv:*"]).await.is_empty()
+            })
+            .await;
+        }
+    }
 }

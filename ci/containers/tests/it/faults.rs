@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 /// Workers of the simulated fleet.
 const WORKERS: usize = 4;
 /// Streams after a fault: each of the load's places has come round.
-const ROUND: u64 = 12;
+const ROUND: u64 = 8;
 
 /// A fleet under load.
 struct Rig {
