@@ -7,8 +7,13 @@ use armature_tidy::{Manifest, files, root};
 
 const SHARED: [&str; 4] = ["armature-kv-hash", "armature-contracts", "armature-svc-kit", "armature-kv-redis"];
 /// The router's index is a crate of its own, and nobody else's.
-const ROUTER: [&str; 5] =
-    ["armature-kv-hash", "armature-contracts", "armature-svc-kit", "armature-kv-redis", "armature-prefix-index"];
+const ROUTER: [&str; 5] = [
+    "armature-kv-hash",
+    "armature-contracts",
+    "armature-svc-kit",
+    "armature-kv-redis",
+    "armature-prefix-index",
+];
 const BENCH_ROUTER: [&str; 2] = ["armature-kv-hash", "armature-prefix-index"];
 /// Dev-only crates, and whom they may see.
 const SEES_SERVICES: [&str; 4] = ["armature", "armature-e2e", "armature-containers", "armature-kv-events"];
