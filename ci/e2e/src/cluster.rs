@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use armature_contracts::discovery::v1::DeregisterRequest;
+use armature_contracts::discovery::v1::discovery_service_client::DiscoveryServiceClient;
 use futures_util::future::join_all;
 use serde_json::json;
 use tempfile::TempDir;
@@ -52,6 +54,17 @@ impl Cluster {
     pub fn discovery(&mut self) {
         let sets = [("listen", self.discovery.clone()), ("admin", "127.0.0.1:0".into())];
         self.process("discovery", "armature-discovery", &sets);
+    }
+
+    /// Says to discovery that an instance is gone, whatever it thinks of that; `instance` as 16 hex digits.
+    pub fn announce_gone(&self, instance: &str) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let discovery = format!("http://{}", self.discovery);
+        let instance_id = u64::from_str_radix(instance, 16).expect("an instance id");
+        async move {
+            let mut client =
+                DiscoveryServiceClient::connect(discovery).await.expect("discovery takes connections");
+            client.deregister(DeregisterRequest { instance_id }).await.expect("discovery takes it");
+        }
     }
 
     /// Starts a router.

@@ -168,7 +168,7 @@ pub enum FinishReason {
     Stop = 1,
     /// max_tokens or the context length.
     Length = 2,
-    /// The worker gives the choice up (drain, preemption): route it again with what was generated.
+    /// The worker gives the choice up (drain, fencing, preemption): route it again with what was generated.
     Migrate = 3,
     Cancelled = 4,
     Error = 5,

@@ -197,3 +197,32 @@ async fn sigterm_under_streams_ends_every_process_well_and_loses_nothing() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_announced_gone_while_it_lives_costs_no_token_and_serves_again() {
+    let mut cluster = Cluster::start(None);
+    let names = ["worker-a", "worker-b"];
+    let admins = names.map(|name| cluster.worker(name, "aggregated", &[("sim.speedup", "4")]));
+    cluster.serving("sim", 2, 0).await;
+    let body = request("sim", "gone, they say", 200, 5);
+    let expected = text_of(&mut cluster, &body, usize::MAX, |_, _| {}).await;
+    let (mut gone, mut announced) = (String::new(), None);
+    let text = text_of(&mut cluster, &body, 5, |cluster, decode| {
+        gone = process_of(cluster, decode);
+        announced = Some(tokio::spawn(cluster.announce_gone(decode)));
+    })
+    .await;
+    announced.expect("the stream was long enough").await.unwrap();
+    assert_eq!(text, expected);
+    // The same process, under another id: requests reach two workers again.
+    let at = names.iter().position(|name| *name == gone).unwrap();
+    let admin = armature_e2e::client::Client::new(&format!("http://{}", admins[at]));
+    wait_until("it has been told", async || {
+        admin.get_text("/metrics").await.contains("armature_worker_fenced_total 1")
+    })
+    .await;
+    cluster.serving("sim", 2, 0).await;
+    assert!(cluster.get(&gone).runs());
+    let text = text_of(&mut cluster, &body, usize::MAX, |_, _| {}).await;
+    assert_eq!(text, expected);
+}

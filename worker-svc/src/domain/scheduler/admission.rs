@@ -185,7 +185,9 @@ impl Scheduler {
             return None;
         }
         self.waiting.remove(&seq.rank.place());
-        self.migrated_in_a_row = if seq.rank.is_migrated() { self.migrated_in_a_row + 1 } else { 0 };
+        // Only while somebody is passed: who arrives later waits for a whole row as well.
+        let passes_new = seq.rank.is_migrated() && self.waiting.range(Place::NEW..).next().is_some();
+        self.migrated_in_a_row = if passes_new { self.migrated_in_a_row + 1 } else { 0 };
         self.seats += seq.choices.len();
         seq.promised = fresh;
         seq.cached = matched.len();

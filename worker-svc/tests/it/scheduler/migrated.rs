@@ -49,6 +49,26 @@ fn a_lost_workers_streams_do_not_stop_new_requests() {
 }
 
 #[test]
+fn migrated_requests_that_passed_nobody_are_not_counted() {
+    let mut config = config(64, 4);
+    config.max_running = 1;
+    config.migrated_in_a_row = 2;
+    let mut world = World::new(config);
+    for family in 0..2 {
+        submit(&mut world, family, 8, true).unwrap();
+        world.run();
+    }
+    let running = submit(&mut world, 2, 8, true).unwrap();
+    world.step();
+    let new = submit(&mut world, 3, 8, false).unwrap();
+    let migrated = submit(&mut world, 4, 8, true).unwrap();
+    world.run();
+    world.assert_outputs();
+    let first = |id| world.clients[&id].first_chunk.unwrap();
+    assert!(first(running) < first(migrated) && first(migrated) < first(new));
+}
+
+#[test]
 fn new_requests_take_no_place_from_migrated_ones() {
     let mut config = config(16, 4);
     (config.max_running, config.max_waiting) = (3, 2);
