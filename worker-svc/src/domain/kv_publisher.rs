@@ -4,7 +4,7 @@
 //! bounds the batches before it. After anything that leaves a write in doubt the store is looked at first:
 //!
 //! ```text
-//! UNSURE --look--> the last entry is the acknowledged one, and a snapshot is there --> STEADY
+//! UNSURE --look--> the last entry is the acknowledged one, and our snapshot is there --> STEADY
 //!                  the entry in flight has come through: compare its content      --> STEADY
 //!                  anything else                                                   --> SNAPSHOT --chunks, pointer, tidy--> STEADY
 //! ```
@@ -154,6 +154,10 @@ pub struct Publisher {
     phase: Phase,
     /// Last batch known to be in the store, or in a snapshot there.
     acknowledged: u64,
+    /// The snapshot behind which every batch up to the acknowledged one was written. None once the store has lost something: batches may
+    /// follow a hole then, and only another snapshot mends that, however well the newest entry looks. An older pointer does not count,
+    /// for a copy that takes over may be from before the mending.
+    whole_from: Option<u64>,
     /// Snapshots that readers may be at: the newest two with a pointer, the newest first.
     snapshots: Vec<u64>,
     /// Snapshots that no reader is sent to: to be dropped. Bounded by those that fail between two that succeed; see `abandon`.
@@ -179,6 +183,7 @@ impl Publisher {
         Self {
             phase: Phase::Unsure,
             acknowledged: 0,
+            whole_from: None,
             snapshots: Vec::new(),
             garbage: BTreeSet::new(),
             blocks: 0,
@@ -242,9 +247,9 @@ impl Publisher {
             (Step::Look, Outcome::Looked { last, snapshots }) => self.looked(last, snapshots),
             (Step::Compare { number }, Outcome::Compared(ours)) => {
                 self.phase = match ours {
-                    Some(true) => Phase::Steady,
+                    Some(true) if self.whole_from.is_some() => Phase::Steady,
                     Some(false) => Phase::Clearing,
-                    None => Phase::Snapshot,
+                    Some(true) | None => self.mend(),
                 };
                 if ours == Some(true) {
                     self.acknowledged = *number;
@@ -258,7 +263,7 @@ impl Publisher {
                 }
                 if !renewed {
                     // Emptied or failed over behind a connection that hid it.
-                    self.phase = Phase::Snapshot;
+                    self.phase = self.mend();
                 }
             }
             (Step::Append { number, .. }, Outcome::NotGreater) => {
@@ -286,14 +291,15 @@ impl Publisher {
             }
             (Step::Clear, Outcome::Done) => {
                 self.snapshots.clear();
-                self.phase = Phase::Snapshot;
+                self.phase = self.mend();
             }
             (step, outcome) => debug_assert!(false, "{outcome:?} is no outcome of {step:?}"),
         }
     }
 
     fn looked(&mut self, last: Option<u64>, snapshots: Vec<u64>) {
-        let usable = snapshots.first().is_some_and(|newest| self.snapshots.contains(newest));
+        let is_whole = |newest: &u64| self.whole_from.is_some_and(|from| *newest >= from);
+        let usable = snapshots.first().is_some_and(|at| is_whole(at) && self.snapshots.contains(at));
         // What was written as a snapshot and what is in the stream may end at the same batch, or the stream a little before.
         let reached = last.max(snapshots.first().copied());
         self.garbage.extend(self.snapshots.iter().filter(|at| !snapshots.contains(at)));
@@ -304,7 +310,7 @@ impl Publisher {
             Some(_) if usable && last == Some(self.acknowledged + 1) => {
                 Phase::Comparing { number: self.acknowledged + 1 }
             }
-            _ => Phase::Snapshot,
+            _ => self.mend(),
         };
         self.limit_garbage();
     }
@@ -317,11 +323,20 @@ impl Publisher {
         self.garbage.remove(&at);
         self.limit_garbage();
         self.snapshots = pointers;
+        if self.acknowledged < at || self.whole_from.is_none() {
+            self.whole_from = Some(at);
+        }
         self.acknowledged = at;
         self.blocks = blocks;
         self.tail_bytes = 0;
         self.renewed_at = None;
         self.phase = Phase::Tidying { below: self.snapshots.get(1).map(|previous| previous + 1) };
+    }
+
+    /// What is there is not what was written: a snapshot is needed.
+    fn mend(&mut self) -> Phase {
+        self.whole_from = None;
+        Phase::Snapshot
     }
 
     /// Gives up a snapshot that is not complete; false when there was none.

@@ -77,7 +77,8 @@ async fn an_emptied_server_is_filled_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_server_refuses_and_goes_on_when_it_has_room() {
-    let redis = Redis::start(&["--maxmemory", "1mb"]);
+    // One byte: whatever it takes by itself, nothing fits.
+    let redis = Redis::start(&["--maxmemory", "1"]);
     let mut fleet = Fleet::start(client(redis.url()), 2, 1, 3);
     fleet.change();
     // The workers bring what Redis has no room for.
