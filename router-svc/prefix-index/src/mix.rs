@@ -4,6 +4,8 @@
 //! equal that were not. Segment (`s` bits) and tag together are `s + 42` bits of it, and these are the identity of a block: of `n` blocks
 //! that are held, an absent one is taken for present with probability `n / 2^(s + 42)`.
 
+/// Numbers without a pattern, of golden-ratio and multiplicative hashing: they carry every bit upwards, whatever the keys are.
+const ODD: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93];
 /// Bits of a tag.
 pub(crate) const TAG_BITS: u32 = 42;
 
@@ -24,14 +26,14 @@ pub(crate) struct Place {
 impl Mixer {
     /// For `2^segment_bits` segments, 1 to 22 bits.
     pub(crate) fn new(keys: [u64; 2], segment_bits: u32) -> Self {
-        Self { keys: keys.map(|key| key | 1), segment_bits }
+        Self { keys: [keys[0], keys[1] | 1], segment_bits }
     }
 
     #[inline]
     pub(crate) fn place(&self, hash: u64) -> Place {
-        let once = hash.wrapping_mul(self.keys[0]);
-        let mixed = (once ^ (once >> 32)).wrapping_mul(self.keys[1]);
-        let mixed = mixed ^ (mixed >> 29);
+        let once = (hash ^ self.keys[0]).wrapping_mul(ODD[0]);
+        let twice = (once ^ (once >> 32)).wrapping_mul(self.keys[1]);
+        let mixed = (twice ^ (twice >> 29)).wrapping_mul(ODD[1]);
         let segment = (mixed >> (64 - self.segment_bits)) as u32;
         Place { segment, tag: (mixed << self.segment_bits) >> (64 - TAG_BITS) }
     }
@@ -53,8 +55,8 @@ pub(crate) fn home(tag: u64, buckets: usize) -> usize {
 
 /// Scrambles a small number under a key; a bijection.
 pub(crate) fn scramble(number: u64, key: u64) -> u64 {
-    let once = (number ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let twice = (once ^ (once >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    let once = (number ^ key).wrapping_mul(ODD[0]);
+    let twice = (once ^ (once >> 32)).wrapping_mul(ODD[1]);
     twice ^ (twice >> 32)
 }
 
@@ -77,11 +79,17 @@ mod tests {
 
     #[test]
     fn neighbouring_hashes_spread_evenly() {
-        let mixer = Mixer::new([0x1234_5678_9abc_def1, 0x0fed_cba9_8765_4321], 4);
-        let mut counts = [0u32; 16];
-        for hash in 0..16_000 {
-            counts[mixer.place(hash).segment as usize] += 1;
+        for keys in [[0x1234_5678_9abc_def1, 0x0fed_cba9_8765_4321], [0, 0], [1, 2]] {
+            let mixer = Mixer::new(keys, 4);
+            let mut counts = [0u32; 16];
+            let mut tags = std::collections::BTreeSet::new();
+            for hash in 0..16_000 {
+                let place = mixer.place(hash);
+                counts[place.segment as usize] += 1;
+                tags.insert((place.segment, place.tag));
+            }
+            assert!(counts.iter().all(|count| (800..1_200).contains(count)), "{keys:?}: {counts:?}");
+            assert_eq!(tags.len(), 16_000, "{keys:?}");
         }
-        assert!(counts.iter().all(|count| (800..1_200).contains(count)), "{counts:?}");
     }
 }
