@@ -3,7 +3,7 @@ export CARGO_TARGET_DIR ?= $(HOME)/.cache/armature/target
 BIN := $(CARGO_TARGET_DIR)/debug/armature
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench fmt lint build chat images up down test-containers
+.PHONY: help run test bench bench-router fmt lint build chat images up down test-containers
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -37,6 +37,10 @@ test-containers: ## compose under faults, and services against containers; needs
 
 bench: ## benchmarks, as ratios against a baseline in the same run
 	ci/bench.sh $(ARGS)
+
+bench-router: ## the router's prefix index beside dynamo-kv-router's, in one run (its first build takes minutes)
+	ci/setup.sh rust
+	cargo run --release --locked --manifest-path ci/bench-router/Cargo.toml --target-dir $(CARGO_TARGET_DIR)/bench-router -- $(ARGS)
 
 fmt: ## format
 	cargo fmt --all

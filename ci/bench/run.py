@@ -92,10 +92,14 @@ def kv_hash():
 
 def router():
     bench = Bench("armature-router", "decision")
-    kv, round_robin = (
-        bench.seconds(f"decision of 64 workers, 512 blocks/{policy}") * 1e6 for policy in ("kv", "round-robin")
+    kv, round_robin, with_map = (
+        bench.seconds(f"decision of 64 workers, 512 blocks/{case}") * 1e6 for case in ("kv", "round-robin", "kv with the map")
     )
-    return [Row("router decision, 64 workers, 512 blocks", "us", kv, round_robin, "round-robin", bench.command)]
+    name = "router decision, 64 workers, 512 blocks"
+    return [
+        Row(name, "us", kv, round_robin, "round-robin", bench.command),
+        Row(name, "us", kv, with_map, "with the index of hash maps", bench.command),
+    ]
 
 
 def token():

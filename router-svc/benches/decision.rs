@@ -1,4 +1,5 @@
-//! One decision over 64 workers for a prompt of 512 blocks, half of it cached somewhere; the round-robin policy is the baseline.
+//! One decision over 64 workers for a prompt of 512 blocks, half of it cached somewhere; the round-robin policy and the index of hash maps are the
+//! baselines.
 #![allow(missing_docs)]
 
 use std::hint::black_box;
@@ -9,8 +10,9 @@ use armature_contracts::ids::{InstanceId, ReservationKey, WorkerRank};
 use armature_router::domain::explain::KeptDecisions;
 use armature_router::domain::index::map::MapIndex;
 use armature_router::domain::index::predicted::Predicted;
+use armature_router::domain::index::segmented::SegmentedIndex;
 use armature_router::domain::index::snapshot::Snapshot;
-use armature_router::domain::index::wire::Mark;
+use armature_router::domain::index::wire::{CheckedIndex, Mark};
 use armature_router::domain::load::Report;
 use armature_router::domain::policy::{Constraints, PolicyKind, Question, Settings};
 use armature_router::domain::reservations::{Bounds, Reservations};
@@ -18,6 +20,7 @@ use armature_router::domain::router::{Request, Router};
 use armature_router::domain::step_cost::StepPrior;
 use armature_router::domain::units::{BlockSize, Blocks, SequenceHash, Tier, Time, Tokens};
 use armature_router::domain::worker::{Digest, Limits, Roles, ServedSet, Status, Worker};
+use armature_router::ports::PrefixIndex;
 use criterion::{Criterion, criterion_group, criterion_main};
 
 const WORKERS: u64 = 64;
@@ -55,7 +58,7 @@ fn hash(chain: u64, block: u64) -> SequenceHash {
     SequenceHash((chain << 32 | block).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ chain.rotate_left(17))
 }
 
-fn router(policy: PolicyKind) -> Router<MapIndex> {
+fn router(policy: PolicyKind, index: Box<dyn PrefixIndex>) -> Router {
     let bounds = Bounds {
         admission: Duration::from_secs(10),
         remember: Duration::from_secs(30),
@@ -64,7 +67,7 @@ fn router(policy: PolicyKind) -> Router<MapIndex> {
     };
     let mut router = Router::new(
         Settings { policy, ..Settings::default() },
-        MapIndex::new(8_000_000, 7),
+        CheckedIndex::new(index),
         Predicted::new(262_144, Duration::from_secs(30), 9),
         Reservations::new(bounds),
         KeptDecisions::new(16 << 20),
@@ -101,10 +104,16 @@ fn decision(c: &mut Criterion) {
     });
     let prompt: Arc<[SequenceHash]> = (0..BLOCKS).map(|block| hash(0, block)).collect();
     let mut group = c.benchmark_group("decision of 64 workers, 512 blocks");
-    for policy in [PolicyKind::RoundRobin, PolicyKind::Kv] {
-        let mut router = router(policy);
+    let segmented = || -> Box<dyn PrefixIndex> { Box::new(SegmentedIndex::new(256 << 20, [7, 8, 9])) };
+    let cases: [(&str, PolicyKind, Box<dyn PrefixIndex>); 3] = [
+        ("round-robin", PolicyKind::RoundRobin, segmented()),
+        ("kv", PolicyKind::Kv, segmented()),
+        ("kv with the map", PolicyKind::Kv, Box::new(MapIndex::new(8_000_000, 7))),
+    ];
+    for (name, policy, index) in cases {
+        let mut router = router(policy, index);
         let mut n = 0;
-        group.bench_function(policy.name(), |b| {
+        group.bench_function(name, |b| {
             b.iter(|| {
                 n += 1;
                 let key = ReservationKey { id: n, attempt: 1 };

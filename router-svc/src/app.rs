@@ -125,6 +125,7 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
         &mut registry,
         [
             ("index_max_entries", config.index.max_entries),
+            ("index_max_bytes", config.index.max_bytes),
             ("index_max_predicted_entries", config.index.predicted_entries),
             ("reservations_max_open", config.reservations.max_open),
             ("decision_max_bytes", config.explain.max_bytes),

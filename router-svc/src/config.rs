@@ -8,6 +8,7 @@ use armature_svc_kit::secret::Secret;
 use armature_svc_kit::telemetry::TelemetryConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::domain::index::segmented;
 use crate::domain::policy::{PolicyKind, Settings};
 use crate::domain::reservations::Bounds;
 use crate::domain::units::Tokens;
@@ -94,11 +95,25 @@ pub struct PolicyConfig {
     pub local_prefill: LocalPrefill,
 }
 
+/// Implementations of the prefix index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IndexKind {
+    /// Bounded by bytes: 13 to 16 per block.
+    Segmented,
+    /// Hash maps, bounded by blocks: the baseline.
+    Map,
+}
+
 /// Prefix index.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct IndexConfig {
-    /// Blocks, each worker's counted; beyond it the deepest are forgotten.
+    /// Which implementation.
+    pub kind: IndexKind,
+    /// Bytes of a segmented index; beyond it the blocks worth least are forgotten.
+    pub max_bytes: usize,
+    /// Blocks of a map, each worker's counted, beyond which the deepest are forgotten; and blocks of the largest snapshot taken.
     pub max_entries: usize,
     /// Blocks expected of routed requests; 0 switches prediction off.
     pub predicted_entries: usize,
@@ -185,7 +200,13 @@ impl Default for PolicyConfig {
 
 impl Default for IndexConfig {
     fn default() -> Self {
-        Self { max_entries: 8_000_000, predicted_entries: 262_144, predicted_ms: 30_000 }
+        Self {
+            kind: IndexKind::Segmented,
+            max_bytes: 256 * 1024 * 1024,
+            max_entries: 8_000_000,
+            predicted_entries: 262_144,
+            predicted_ms: 30_000,
+        }
     }
 }
 
@@ -255,6 +276,12 @@ impl Config {
         if let Some((key, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(Invalid { key, problem: "zero or empty" });
         }
+        if self.index.max_bytes < segmented::LEAST_BYTES {
+            return Err(Invalid {
+                key: "index.max_bytes",
+                problem: "below 1048576, what an empty index may take",
+            });
+        }
         if self.feed.backoff_min_ms == 0 || self.feed.backoff_max_ms < self.feed.backoff_min_ms {
             return Err(Invalid { key: "feed.backoff_min_ms", problem: "zero or above feed.backoff_max_ms" });
         }
@@ -310,6 +337,10 @@ mod tests {
         let mut config = Config::default();
         config.policy.eta = f64::NAN;
         assert_eq!(config.validate().unwrap_err().to_string(), "policy.eta is negative or not a number");
+        let mut config = Config::default();
+        config.index.max_bytes = 1;
+        let problem = "index.max_bytes is below 1048576, what an empty index may take";
+        assert_eq!(config.validate().unwrap_err().to_string(), problem);
         let config = Config { discovery: Vec::new(), ..Config::default() };
         assert_eq!(config.validate().unwrap_err().to_string(), "discovery is zero or empty");
     }

@@ -61,6 +61,7 @@ struct Gauges {
     workers: Gauge,
     unknown: Gauge,
     entries: Gauge,
+    index_bytes: Gauge,
     forgotten: Gauge,
     predicted: Gauge,
     open: Gauge,
@@ -121,6 +122,11 @@ impl Metrics {
         );
         registry.register("index_entries", "Blocks in the index", gauges.entries.clone());
         registry.register(
+            "index_bytes",
+            "Bytes of the index; 0 where it does not count them",
+            gauges.index_bytes.clone(),
+        );
+        registry.register(
             "index_forgotten_blocks",
             "Blocks forgotten since the start",
             gauges.forgotten.clone(),
@@ -141,7 +147,7 @@ impl Metrics {
     }
 
     /// Registers the bounds, so that a dashboard can show how near they are.
-    pub fn bounds(registry: &mut Registry, bounds: [(&'static str, usize); 4]) {
+    pub fn bounds(registry: &mut Registry, bounds: [(&'static str, usize); 5]) {
         let registry = registry.sub_registry_with_prefix("armature_router");
         for (name, bound) in bounds {
             let gauge = Gauge::<i64>::default();
@@ -155,8 +161,9 @@ impl Metrics {
         let gauges = &self.gauges;
         gauges.workers.set(whole(totals.workers));
         gauges.unknown.set(whole(totals.unknown));
-        gauges.entries.set(whole(totals.entries));
-        gauges.forgotten.set(i64::try_from(totals.forgotten).unwrap_or(i64::MAX));
+        gauges.entries.set(i64::try_from(totals.index.entries).unwrap_or(i64::MAX));
+        gauges.index_bytes.set(whole(totals.index.bytes.unwrap_or(0)));
+        gauges.forgotten.set(i64::try_from(totals.index.forgotten).unwrap_or(i64::MAX));
         gauges.predicted.set(whole(totals.predicted));
         gauges.open.set(whole(totals.open));
         gauges.remembered.set(whole(totals.remembered));

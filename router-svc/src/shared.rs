@@ -9,15 +9,18 @@ use rand::{Rng, SeedableRng};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::config::{Config, Valid};
+use crate::config::{Config, IndexKind, Valid};
 use crate::domain::explain::KeptDecisions;
 use crate::domain::index::map::MapIndex;
 use crate::domain::index::predicted::Predicted;
+use crate::domain::index::segmented::SegmentedIndex;
+use crate::domain::index::wire::CheckedIndex;
 use crate::domain::load::Report;
 use crate::domain::reservations::{Reservations, Settled};
 use crate::domain::router::{Request, RouteError, Routed, Router};
 use crate::domain::units::Time;
 use crate::metrics::Metrics;
+use crate::ports::PrefixIndex;
 
 /// What the parts of a running router share.
 pub struct Shared {
@@ -32,7 +35,7 @@ pub struct Shared {
 }
 
 struct State {
-    router: Router<MapIndex>,
+    router: Router,
     seeds: StdRng,
 }
 
@@ -46,12 +49,18 @@ impl Shared {
         metrics: Metrics,
     ) -> Arc<Self> {
         let mut seeds = StdRng::seed_from_u64(entropy);
-        let index = MapIndex::new(config.index.max_entries, seeds.next_u64());
+        let index: Box<dyn PrefixIndex> = match config.index.kind {
+            IndexKind::Segmented => {
+                let keys = std::array::from_fn(|_| seeds.next_u64());
+                Box::new(SegmentedIndex::new(config.index.max_bytes, keys))
+            }
+            IndexKind::Map => Box::new(MapIndex::new(config.index.max_entries, seeds.next_u64())),
+        };
         let lifetime = std::time::Duration::from_millis(config.index.predicted_ms);
         let predicted = Predicted::new(config.index.predicted_entries, lifetime, seeds.next_u64());
         let reservations = Reservations::new(valid.reservations);
         let kept = KeptDecisions::new(config.explain.max_bytes);
-        let router = Router::new(valid.settings, index, predicted, reservations, kept);
+        let router = Router::new(valid.settings, CheckedIndex::new(index), predicted, reservations, kept);
         Arc::new(Self {
             metrics,
             state: Mutex::new(State { router, seeds }),
@@ -103,7 +112,7 @@ impl Shared {
     }
 
     /// Reads or changes the state.
-    pub fn with<R>(&self, step: impl FnOnce(&mut Router<MapIndex>) -> R) -> R {
+    pub fn with<R>(&self, step: impl FnOnce(&mut Router) -> R) -> R {
         step(&mut self.lock().router)
     }
 
@@ -118,7 +127,10 @@ impl Shared {
     /// Lets time pass and shows the gauges.
     pub fn tick(&self) {
         let now = self.now();
-        let (unnamed, totals) = self.with(|router| (router.expire(now), router.totals()));
+        let (unnamed, totals) = self.with(|router| {
+            router.tidy();
+            (router.expire(now), router.totals())
+        });
         self.metrics.unnamed.inc_by(unnamed as u64);
         self.metrics.show(totals);
     }

@@ -9,7 +9,7 @@ use super::explain::{DecisionNumber, Explanation, KeptDecisions};
 use super::index::predicted::Predicted;
 use super::index::snapshot::Snapshot;
 use super::index::wire::{Batch, CheckedIndex, Doubt, Mark};
-use super::index::{Matches, RankBlocks};
+use super::index::{IndexTotals, Matches, RankBlocks};
 use super::kv_reader::RankView;
 use super::load::{Load, Report};
 use super::policy::decide::{Choice, evaluate};
@@ -17,7 +17,9 @@ use super::policy::{Candidate, Inputs, Question, Refusal, Settings};
 use super::reservations::{Booking, Known, Leg, Pending, Reservations, Settled, TooMany};
 use super::units::{Blocks, Micros, SequenceHash, Side, Time, Tokens};
 use super::worker::{Status, Worker};
-use crate::ports::PrefixIndex;
+
+/// Decisions for one request that are made again because a chosen worker had less than was believed; the last one stands.
+const VERIFICATIONS: usize = 3;
 
 /// A chosen worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,10 +92,8 @@ pub struct Totals {
     pub workers: usize,
     /// Of those, UNKNOWN to the index.
     pub unknown: usize,
-    /// Blocks in the index.
-    pub entries: usize,
-    /// Blocks forgotten since the start.
-    pub forgotten: u64,
+    /// The index.
+    pub index: IndexTotals,
     /// Predicted blocks.
     pub predicted: usize,
     /// Unsettled reservations.
@@ -105,10 +105,10 @@ pub struct Totals {
 }
 
 /// The state.
-pub struct Router<I> {
+pub struct Router {
     workers: BTreeMap<WorkerRank, Arc<Worker>>,
     reports: HashMap<WorkerRank, Report>,
-    index: CheckedIndex<I>,
+    index: CheckedIndex,
     predicted: Predicted,
     reservations: Reservations<Arc<Routed>>,
     kept: KeptDecisions,
@@ -116,11 +116,11 @@ pub struct Router<I> {
     decisions: u64,
 }
 
-impl<I: PrefixIndex> Router<I> {
+impl Router {
     /// Without workers.
     pub fn new(
         settings: Settings,
-        index: I,
+        index: CheckedIndex,
         predicted: Predicted,
         reservations: Reservations<Arc<Routed>>,
         kept: KeptDecisions,
@@ -128,7 +128,7 @@ impl<I: PrefixIndex> Router<I> {
         Self {
             workers: BTreeMap::new(),
             reports: HashMap::new(),
-            index: CheckedIndex::new(index),
+            index,
             predicted,
             reservations,
             kept,
@@ -224,15 +224,22 @@ impl<I: PrefixIndex> Router<I> {
             Known::Answered(answer) => return Ok(answer),
             Known::Released => return Err(RouteError::Released),
         }
-        let matches = self.index.find(&request.prompt).or(self.predicted.find(&request.prompt, now));
-        let inputs = Inputs {
+        let predicted = self.predicted.find(&request.prompt, now);
+        let matches = self.index.find(&request.prompt).or(&predicted);
+        let mut inputs = Inputs {
             candidates: self.candidates(&request.question, &matches),
             question: request.question.clone(),
             settings: self.settings,
             seed,
             turn: self.decisions,
         };
-        let choice = evaluate(&inputs).choice?;
+        let mut choice = evaluate(&inputs).choice?;
+        for _ in 0..VERIFICATIONS {
+            if self.verify(&mut inputs, &choice, &request.prompt, &predicted) {
+                break;
+            }
+            choice = evaluate(&inputs).choice?;
+        }
         let number = DecisionNumber(self.decisions + 1);
         let answer = Arc::new(self.answer(&inputs, &choice, number));
         let legs = legs(&inputs, &choice, &request.prompt);
@@ -241,9 +248,34 @@ impl<I: PrefixIndex> Router<I> {
         for rank in targets {
             self.predicted.promise(rank, &request.prompt, now);
         }
+        for target in answer.prefill.first().into_iter().chain([&answer.decode]) {
+            self.index.hit(&request.prompt[..target.matched.0 as usize]);
+        }
         self.decisions += 1;
         self.kept.keep(number, inputs, now);
         Ok(answer)
+    }
+
+    /// Whether the chosen workers have what they are believed to have; where not, the inputs say so from now on.
+    fn verify(
+        &self,
+        inputs: &mut Inputs,
+        choice: &Choice,
+        prompt: &[SequenceHash],
+        predicted: &Matches,
+    ) -> bool {
+        let mut right = true;
+        for at in choice.prefill.first().into_iter().chain([&choice.decode]) {
+            let candidate = &mut inputs.candidates[*at];
+            let rank = candidate.worker.rank;
+            let believed = &prompt[..candidate.matched.0 as usize];
+            let verified = self.index.verify(rank, believed).max(predicted.of(rank));
+            if verified < candidate.matched {
+                candidate.matched = verified;
+                right = false;
+            }
+        }
+        right
     }
 
     /// Ends reservations, known or not.
@@ -253,6 +285,11 @@ impl<I: PrefixIndex> Router<I> {
                 self.predicted.withdraw(leg.worker, &leg.promised);
             }
         }
+    }
+
+    /// Lets the index do what it has put off.
+    pub fn tidy(&mut self) {
+        self.index.tidy();
     }
 
     /// Lets time pass: admission deadlines, promises, memories. Answers how many legs nobody has named in time.
@@ -293,8 +330,7 @@ impl<I: PrefixIndex> Router<I> {
         Totals {
             workers: self.workers.len(),
             unknown: self.workers.keys().filter(|rank| self.index.mark(**rank).is_none()).count(),
-            entries: self.index.entries(),
-            forgotten: self.index.forgotten(),
+            index: self.index.totals(),
             predicted: self.predicted.entries(),
             open: self.reservations.open(),
             remembered: self.reservations.remembered(),

@@ -1,9 +1,10 @@
 //! The router's view of the workers' blocks, and what brings it back after a doubt.
 
 use armature_contracts::discovery::v1::Role;
+use armature_router::config::IndexKind;
 
 use crate::fake_worker::FakeWorker;
-use crate::rig::{Rig, chain, request};
+use crate::rig::{Rig, chain, decode_of, key, request};
 
 #[tokio::test(start_paused = true)]
 async fn the_view_follows_the_worker() {
@@ -85,6 +86,7 @@ async fn forgetting_is_bounded_and_keeps_prefixes() {
     rig.worker(worker.clone(), Role::Aggregated).await;
     let mut router = rig
         .router_with(|config| {
+            config.index.kind = IndexKind::Map;
             config.index.max_entries = 16;
             config.index.predicted_entries = 0;
         })
@@ -94,4 +96,26 @@ async fn forgetting_is_bounded_and_keeps_prefixes() {
     router.sees(worker.rank, |view| view.reported_blocks == 20 && view.indexed_blocks == 16).await;
     assert_eq!(router.route(request(1, 400, chain(7, 20))).await.unwrap().matched_blocks, 16);
     assert_eq!(worker.snapshots(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hole_is_found_before_a_request_goes_there() {
+    let mut rig = Rig::new().await;
+    let (holed, shorter) = (FakeWorker::new(1), FakeWorker::new(2));
+    holed.store(&chain(7, 12));
+    shorter.store(&chain(7, 8));
+    rig.worker(holed.clone(), Role::Aggregated).await;
+    rig.worker(shorter.clone(), Role::Aggregated).await;
+    let mut router = rig.router_with(|config| config.index.predicted_entries = 0).await;
+    router.knows(&holed).await;
+    router.knows(&shorter).await;
+    let answer = router.route(request(1, 200, chain(7, 12))).await.unwrap();
+    assert_eq!((decode_of(&answer), answer.matched_blocks), (1, 12));
+    router.release([key(1)]).await;
+
+    // The blocks on both sides of it have the same holders: a find does not look at it.
+    holed.evict(&chain(7, 12)[3..4]);
+    router.knows(&holed).await;
+    let answer = router.route(request(2, 200, chain(7, 12))).await.unwrap();
+    assert_eq!((decode_of(&answer), answer.matched_blocks), (2, 8));
 }

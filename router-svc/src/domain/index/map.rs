@@ -1,4 +1,4 @@
-//! The index as hash maps: per block the ranks that have it, per rank its blocks and their tiers.
+//! The index as hash maps, the baseline: per block the ranks that have it, per rank its blocks and their tiers.
 //!
 //! A sequence hash is chained, so a block has one depth whoever stores it. Forgetting takes a rank's deepest blocks first: what it
 //! leaves of a chain is a prefix, where forgetting by age alone would punch holes.
@@ -9,7 +9,7 @@ use armature_contracts::ids::WorkerRank;
 use armature_contracts::kv_hash::block_digest;
 
 use super::keyed_hash::KeyedHash;
-use super::{Matches, Parent, RankBlocks};
+use super::{IndexTotals, Matches, Parent, RankBlocks};
 use crate::domain::units::{Blocks, SequenceHash, Tier, TierSet};
 use crate::ports::PrefixIndex;
 
@@ -94,10 +94,9 @@ impl MapIndex {
             for (_, hash) in order {
                 let Some(held) = self.ranks.get_mut(&rank) else { break };
                 let tiers = held.blocks.remove(&hash).unwrap_or_default();
-                for tier in tiers.iter() {
+                for _ in tiers.iter() {
                     held.totals.count -= 1;
                     held.totals.forgotten += 1;
-                    held.totals.digest = held.totals.digest.wrapping_sub(block_digest(hash.0, tier as u8));
                     self.forgotten += 1;
                 }
                 self.unlink(rank, hash);
@@ -148,6 +147,7 @@ impl PrefixIndex for MapIndex {
             let Some(tiers) = present else {
                 if held.totals.forgotten > 0 {
                     held.totals.forgotten -= 1;
+                    held.totals.digest = held.totals.digest.wrapping_sub(block_digest(hash.0, tier as u8));
                     found += 1;
                 }
                 continue;
@@ -204,104 +204,30 @@ impl PrefixIndex for MapIndex {
         self.ranks.get(&rank).map_or_else(RankBlocks::default, |held| held.totals)
     }
 
-    fn entries(&self) -> usize {
-        self.entries
+    fn verify(&self, rank: WorkerRank, prompt: &[SequenceHash]) -> Blocks {
+        let Some(held) = self.ranks.get(&rank) else { return Blocks(0) };
+        Blocks(prompt.iter().take_while(|hash| held.blocks.contains_key(hash)).count() as u32)
     }
 
-    fn forgotten(&self) -> u64 {
-        self.forgotten
+    fn totals(&self) -> IndexTotals {
+        let entries = self.ranks.values().map(|held| held.totals.count).sum();
+        IndexTotals { entries, forgotten: self.forgotten, bytes: None }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::contract::{Model, chain, rank, run, steps};
     use super::*;
-    use armature_contracts::ids::InstanceId;
-    use armature_contracts::kv_hash::set_digest;
     use proptest::prelude::*;
-    use std::collections::{BTreeMap, BTreeSet};
-
-    fn rank(n: u64) -> WorkerRank {
-        WorkerRank::first(InstanceId(n))
-    }
-
-    /// Chain `c`, block `i`: chains share blocks up to depth `c`, as prompts with a common start do.
-    fn chain(c: u64, len: u64) -> Vec<SequenceHash> {
-        (0..len).map(|i| SequenceHash(if i < c { i + 1 } else { (c + 1) * 1000 + i })).collect()
-    }
-
-    #[derive(Debug, Clone)]
-    enum Step {
-        Store { rank: u64, chain: u64, from: usize, len: usize, tier: usize },
-        Remove { rank: u64, chain: u64, at: usize, tier: usize },
-        Drop { rank: u64 },
-    }
-
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
-        let store = (0u64..4, 0u64..4, 0usize..8, 1usize..8, 0usize..2)
-            .prop_map(|(rank, chain, from, len, tier)| Step::Store { rank, chain, from, len, tier });
-        let remove = (0u64..4, 0u64..4, 0usize..12, 0usize..2)
-            .prop_map(|(rank, chain, at, tier)| Step::Remove { rank, chain, at, tier });
-        let drop = (0u64..4).prop_map(|rank| Step::Drop { rank });
-        prop::collection::vec(prop_oneof![6 => store, 3 => remove, 1 => drop], 0..60)
-    }
-
-    type Model = BTreeMap<u64, BTreeSet<(u64, Tier)>>;
-
-    fn run(index: &mut MapIndex, model: &mut Model, steps: Vec<Step>) {
-        for step in steps {
-            match step {
-                Step::Store { rank: r, chain: c, from, len, tier } => {
-                    let blocks = chain(c, 16);
-                    let parent = from.checked_sub(1).map_or(Parent::Root, |at| Parent::Block(blocks[at]));
-                    let run = &blocks[from..from + len];
-                    index.store(rank(r), parent, run, Tier::ALL[tier]);
-                    model.entry(r).or_default().extend(run.iter().map(|hash| (hash.0, Tier::ALL[tier])));
-                }
-                Step::Remove { rank: r, chain: c, at, tier } => {
-                    let hash = chain(c, 16)[at];
-                    // A worker removes only what it has.
-                    if model.entry(r).or_default().remove(&(hash.0, Tier::ALL[tier])) {
-                        assert_eq!(index.remove(rank(r), &[hash], Tier::ALL[tier]), 1);
-                    }
-                }
-                Step::Drop { rank: r } => {
-                    index.drop_rank(rank(r));
-                    model.remove(&r);
-                }
-            }
-        }
-    }
+    use std::collections::BTreeSet;
 
     proptest! {
-        #[test]
-        fn it_is_the_set_of_sets(steps in steps()) {
-            let (mut index, mut model) = (MapIndex::new(10_000, 7), Model::new());
-            run(&mut index, &mut model, steps);
-            let mut entries = 0;
-            for (r, set) in &model {
-                let digest = set_digest(set.iter().map(|(hash, tier)| (*hash, *tier as u8)));
-                let expected = RankBlocks { count: set.len() as u64, digest, forgotten: 0 };
-                prop_assert_eq!(index.rank(rank(*r)), expected);
-                entries += set.iter().map(|(hash, _)| hash).collect::<BTreeSet<_>>().len();
-            }
-            prop_assert_eq!(index.entries(), entries);
-            for c in 0..4 {
-                let prompt = chain(c, 16);
-                let matches = index.find(&prompt);
-                for r in 0..4 {
-                    let set = model.get(&r).cloned().unwrap_or_default();
-                    let depth = prompt.iter().take_while(|hash| Tier::ALL.iter().any(|tier| set.contains(&(hash.0, *tier)))).count();
-                    prop_assert_eq!(matches.of(rank(r)), Blocks(depth as u32));
-                }
-            }
-        }
-
         #[test]
         fn forgetting_is_bounded_and_counted(steps in steps(), bound in 1usize..20) {
             let (mut index, mut model) = (MapIndex::new(bound, 7), Model::new());
             run(&mut index, &mut model, steps);
-            prop_assert!(index.entries() <= bound);
+            prop_assert!(index.entries <= bound);
             for r in 0..4 {
                 let held = index.rank(rank(r));
                 let set = model.get(&r).map_or(0, BTreeSet::len) as u64;

@@ -1,11 +1,15 @@
 //! Which worker has which blocks of KV.
 //!
-//! Three layers: [`map`] holds what workers said (behind the port [`crate::ports::PrefixIndex`]), [`wire`] checks every batch of events
-//! by count and digest and knows which ranks are known, [`predicted`] holds what routed requests will have stored soon.
+//! Three layers: [`segmented`] holds what workers said (behind the port [`crate::ports::PrefixIndex`]; [`map`] is the plain baseline),
+//! [`wire`] checks every batch of events by count and digest and knows which ranks are known, [`predicted`] holds what routed requests
+//! will have stored soon.
 
+#[cfg(test)]
+mod contract;
 pub mod keyed_hash;
 pub mod map;
 pub mod predicted;
+pub mod segmented;
 pub mod snapshot;
 pub mod wire;
 
@@ -29,10 +33,21 @@ pub enum Parent {
 pub struct RankBlocks {
     /// (hash, tier) pairs held.
     pub count: u64,
-    /// Set digest of those: the wrapping sum of `armature_kv_hash::block_digest`.
+    /// Set digest of what the rank has, held or forgotten: the wrapping sum of `armature_kv_hash::block_digest`.
     pub digest: u64,
     /// Pairs that the rank has and the index has let go of.
     pub forgotten: u64,
+}
+
+/// Gauges of an index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct IndexTotals {
+    /// (hash, tier) pairs of all ranks together.
+    pub entries: u64,
+    /// Pairs forgotten since the start.
+    pub forgotten: u64,
+    /// Bytes it takes; none when it does not count them.
+    pub bytes: Option<usize>,
 }
 
 /// Length of the longest prefix of a prompt per rank; ranks without the first block are left out.
@@ -55,11 +70,11 @@ impl Matches {
 
     /// Per rank the longer of both.
     #[must_use]
-    pub fn or(mut self, other: Self) -> Self {
+    pub fn or(mut self, other: &Self) -> Self {
         if other.0.is_empty() {
             return self;
         }
-        self.0.extend(other.0);
+        self.0.extend(&other.0);
         Self::new(self.0)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A rank is UNKNOWN until a snapshot (or its batch 1) has come, and after any doubt: it has no entries then. Every batch must carry the
 //! next number, and its count and digest must be those of the set before it plus stored minus removed. The index itself must agree too:
-//! `held + forgotten = count` always, the digest while nothing of the rank is forgotten.
+//! `held + forgotten = count`, and both digests are the same.
 
 use std::collections::HashMap;
 
@@ -10,9 +10,12 @@ use armature_contracts::ids::WorkerRank;
 use armature_contracts::kv_hash::block_digest;
 
 use super::snapshot::Snapshot;
-use super::{Matches, Parent, RankBlocks};
-use crate::domain::units::{SequenceHash, Tier};
+use super::{IndexTotals, Matches, Parent, RankBlocks};
+use crate::domain::units::{Blocks, SequenceHash, Tier};
 use crate::ports::PrefixIndex;
+
+/// Events by which the index is told what is coming: events of one block each then still overlap their memory accesses.
+const AHEAD: usize = 8;
 
 /// A place in a rank's stream of batches, and its set there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -46,6 +49,15 @@ pub enum Event {
     },
     /// Everything is gone.
     Cleared,
+}
+
+impl Event {
+    fn blocks(&self) -> &[SequenceHash] {
+        match self {
+            Self::Stored { blocks, .. } | Self::Removed { blocks, .. } => blocks,
+            Self::Cleared => &[],
+        }
+    }
 }
 
 /// Changes of one rank, and what its set is after them.
@@ -114,15 +126,15 @@ impl Doubt {
 }
 
 /// An index together with how far each rank's stream has been applied.
-pub struct CheckedIndex<I> {
-    index: I,
+pub struct CheckedIndex {
+    index: Box<dyn PrefixIndex>,
     /// Known ranks only.
     marks: HashMap<WorkerRank, Mark>,
 }
 
-impl<I: PrefixIndex> CheckedIndex<I> {
+impl CheckedIndex {
     /// Around an empty index.
-    pub fn new(index: I) -> Self {
+    pub fn new(index: Box<dyn PrefixIndex>) -> Self {
         Self { index, marks: HashMap::new() }
     }
 
@@ -170,14 +182,24 @@ impl<I: PrefixIndex> CheckedIndex<I> {
         self.index.find(prompt)
     }
 
-    /// Blocks of all ranks.
-    pub fn entries(&self) -> usize {
-        self.index.entries()
+    /// Blocks of one rank from the first of `prompt` on, each of them looked at.
+    pub fn verify(&self, rank: WorkerRank, prompt: &[SequenceHash]) -> Blocks {
+        self.index.verify(rank, prompt)
     }
 
-    /// Blocks forgotten since the start.
-    pub fn forgotten(&self) -> u64 {
-        self.index.forgotten()
+    /// A request goes where these blocks, the first of its prompt, are.
+    pub fn hit(&self, prefix: &[SequenceHash]) {
+        self.index.hit(prefix);
+    }
+
+    /// Gauges.
+    pub fn totals(&self) -> IndexTotals {
+        self.index.totals()
+    }
+
+    /// Lets the index do what it has put off.
+    pub fn tidy(&mut self) {
+        self.index.tidy();
     }
 
     fn try_apply(&mut self, rank: WorkerRank, batch: &Batch) -> Result<(), Doubt> {
@@ -215,7 +237,10 @@ impl<I: PrefixIndex> CheckedIndex<I> {
         if digest != batch.mark.digest {
             return Err(Doubt::Digest);
         }
-        for event in &batch.events {
+        for (at, event) in batch.events.iter().enumerate() {
+            if let Some(later) = batch.events.get(at + AHEAD) {
+                self.index.expect(later.blocks());
+            }
             match event {
                 Event::Stored { tier, parent, blocks } => _ = self.index.store(rank, *parent, blocks, *tier),
                 Event::Removed { tier, blocks } => _ = self.index.remove(rank, blocks, *tier),
@@ -229,15 +254,15 @@ impl<I: PrefixIndex> CheckedIndex<I> {
 
     fn check(&self, rank: WorkerRank, mark: Mark) -> Result<(), Doubt> {
         let held = self.index.rank(rank);
-        let counts = held.count + held.forgotten == mark.count;
-        let digests = held.forgotten > 0 || held.digest == mark.digest;
-        if counts && digests { Ok(()) } else { Err(Doubt::IndexDiffers) }
+        let same = held.count + held.forgotten == mark.count && held.digest == mark.digest;
+        if same { Ok(()) } else { Err(Doubt::IndexDiffers) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::index::contract::small_segmented;
     use crate::domain::index::map::MapIndex;
     use armature_contracts::ids::InstanceId;
     use armature_contracts::kv_hash::set_digest;
@@ -290,8 +315,8 @@ mod tests {
         }
     }
 
-    fn index(bound: usize) -> CheckedIndex<MapIndex> {
-        CheckedIndex::new(MapIndex::new(bound, 5))
+    fn index(bound: usize) -> CheckedIndex {
+        CheckedIndex::new(Box::new(MapIndex::new(bound, 5)))
     }
 
     #[test]
@@ -301,7 +326,7 @@ mod tests {
         worker.toggle(&BTreeSet::from([3]));
         let after = worker.toggle(&BTreeSet::from([4]));
         assert_eq!(index.apply(RANK, &after), Err(Doubt::Hole { last: 1, got: 3 }));
-        assert_eq!((index.mark(RANK), index.entries()), (None, 0));
+        assert_eq!((index.mark(RANK), index.totals().entries), (None, 0));
         assert_eq!(index.apply(RANK, &worker.toggle(&BTreeSet::from([5]))), Err(Doubt::NoSnapshot));
         assert_eq!(index.replace(RANK, &worker.snapshot()), Ok(()));
         assert_eq!(index.mark(RANK), Some(worker.mark()));
@@ -341,20 +366,32 @@ mod tests {
         assert_eq!(index.mark(RANK), Some(worker.mark()));
     }
 
+    fn follows(mut index: CheckedIndex, batches: &[BTreeSet<u64>]) -> Result<(), TestCaseError> {
+        let mut worker = Publisher::default();
+        for (at, blocks) in batches.iter().enumerate() {
+            let batch = if at % 7 == 6 { worker.batch(vec![Event::Cleared]) } else { worker.toggle(blocks) };
+            prop_assert_eq!(index.apply(RANK, &batch), Ok(()));
+            prop_assert_eq!(index.mark(RANK), Some(worker.mark()));
+            let held = index.rank(RANK);
+            prop_assert_eq!(held.count + held.forgotten, worker.set.len() as u64);
+            prop_assert_eq!(held.digest, worker.mark().digest);
+        }
+        Ok(())
+    }
+
+    fn batches(blocks: u64, each: usize) -> impl Strategy<Value = Vec<BTreeSet<u64>>> {
+        prop::collection::vec(prop::collection::btree_set(0..blocks, 0..each), 0..20)
+    }
+
     proptest! {
         #[test]
-        fn the_view_is_the_workers_own(batches in prop::collection::vec(prop::collection::btree_set(0u64..40, 0..10), 0..20), bound in 1usize..60) {
-            let (mut index, mut worker) = (index(bound), Publisher::default());
-            for (at, blocks) in batches.iter().enumerate() {
-                let batch = if at % 7 == 6 { worker.batch(vec![Event::Cleared]) } else { worker.toggle(blocks) };
-                prop_assert_eq!(index.apply(RANK, &batch), Ok(()));
-                prop_assert_eq!(index.mark(RANK), Some(worker.mark()));
-                let held = index.rank(RANK);
-                prop_assert_eq!(held.count + held.forgotten, worker.set.len() as u64);
-                if held.forgotten == 0 {
-                    prop_assert_eq!(held.digest, worker.mark().digest);
-                }
-            }
+        fn the_view_is_the_workers_own(batches in batches(40, 10), bound in 1usize..60) {
+            follows(index(bound), &batches)?;
+        }
+
+        #[test]
+        fn the_view_is_the_workers_own_whatever_the_segmented_index_forgets(batches in batches(3_000, 900), kib in 20usize..40) {
+            follows(CheckedIndex::new(Box::new(small_segmented(kib))), &batches)?;
         }
     }
 }
