@@ -28,6 +28,8 @@ pub struct Cluster {
     /// `host:port` of the frontend's gRPC API.
     pub grpc: String,
     http: String,
+    /// `host:port` of the gRPC service of routers and workers, by name.
+    listening: Vec<(String, String)>,
 }
 
 impl Cluster {
@@ -43,6 +45,7 @@ impl Cluster {
             client: Client::new(&format!("http://{http}")),
             grpc,
             http,
+            listening: Vec::new(),
         };
         cluster.discovery();
         cluster.router("router-1");
@@ -70,7 +73,7 @@ impl Cluster {
     /// Starts a router.
     pub fn router(&mut self, name: &str) {
         let sets = [
-            ("listen", "127.0.0.1:0".into()),
+            ("listen", self.listens(name)),
             ("admin", "127.0.0.1:0".into()),
             ("discovery", format!("[\"{}\"]", self.discovery)),
             ("policy.local_prefill", "fallback".into()),
@@ -94,7 +97,7 @@ impl Cluster {
         let admin = format!("127.0.0.1:{}", free_port());
         let mut sets = vec![
             ("role", role.to_owned()),
-            ("listen", "127.0.0.1:0".into()),
+            ("listen", self.listens(name)),
             ("kv_listen", "127.0.0.1:0".into()),
             ("admin", admin.clone()),
             ("discovery", format!("[\"{}\"]", self.discovery)),
@@ -112,6 +115,19 @@ impl Cluster {
         sets.extend(more.iter().map(|(key, value)| (*key, (*value).to_owned())));
         self.process(name, "armature-worker", &sets);
         admin
+    }
+
+    /// Where each service that has been started takes gRPC: `host:port`.
+    pub fn services(&self) -> Vec<&str> {
+        let others = self.listening.iter().map(|(_, address)| address);
+        [&self.discovery, &self.grpc].into_iter().chain(others).map(String::as_str).collect()
+    }
+
+    fn listens(&mut self, name: &str) -> String {
+        let address = format!("127.0.0.1:{}", free_port());
+        self.listening.retain(|(other, _)| other != name);
+        self.listening.push((name.to_owned(), address.clone()));
+        address
     }
 
     fn process(&mut self, name: &str, binary: &str, sets: &[(&str, String)]) {

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use armature_e2e::cluster::Cluster;
 use armature_e2e::suite::Suite;
 use tokio::process::Command;
 
@@ -47,4 +48,43 @@ async fn the_reference_model() {
     } else {
         skipped("the reference model is not there: armature model fetch");
     }
+}
+
+/// `buf curl` without a schema: what a person has at hand who was given an address and no .proto file.
+#[tokio::test]
+async fn buf_curl_finds_and_calls_every_service_by_reflection() {
+    let Some(python) = std::env::var_os("ARMATURE_PYTHON") else {
+        return skipped("ARMATURE_PYTHON names no Python with ci/requirements.txt: ci/gate.sh sets it");
+    };
+    let buf = Path::new(&python).with_file_name("buf");
+    let outside_any_module = tempfile::tempdir().unwrap();
+    let curl = async |address: &str, more: &[&str]| {
+        let mut command = Command::new(&buf);
+        command.args(["curl", "--protocol", "grpc", "--http2-prior-knowledge"]).args(more);
+        command.current_dir(&outside_any_module).stdin(Stdio::null()).kill_on_drop(true);
+        let output = command.output().await.expect("buf starts");
+        let (said, wrong) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{address}: {said}{wrong}");
+        said.into_owned()
+    };
+    let mut cluster = Cluster::start(None);
+    cluster.worker("worker", "aggregated", &[]);
+    cluster.serving("sim", 1, 0).await;
+    let mut found = Vec::new();
+    for address in cluster.services() {
+        let listed = curl(address, &["--list-services", &format!("http://{address}")]).await;
+        found.extend(listed.lines().filter(|line| line.starts_with("armature.")).map(str::to_owned));
+        let health = format!("http://{address}/grpc.health.v1.Health/Check");
+        assert!(curl(address, &["--data", "{}", &health]).await.contains("SERVING"), "{address}");
+    }
+    // A service's reflection also describes its peers.
+    found.sort();
+    found.dedup();
+    let (discovery, inference) =
+        ("armature.discovery.v1.DiscoveryService", "armature.inference.v1.InferenceService");
+    assert_eq!(
+        found,
+        [discovery, inference, "armature.router.v1.RouterService", "armature.worker.v1.WorkerService"]
+    );
 }

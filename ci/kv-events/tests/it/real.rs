@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use armature_kv_events::fleet::Fleet;
-use armature_kv_redis::{Redis as RedisClient, RedisConfig};
+use armature_kv_redis::{Connector as _, Redis as RedisClient, RedisConfig, Store as _};
 use armature_test_backends::Redis;
 
 use crate::script::{Server, disturb};
@@ -48,6 +48,14 @@ impl Server for Real<'_> {
             cli(&["-p", &self.0.port().to_string(), "config", "set", "maxmemory", limit]);
         }
     }
+}
+
+/// As a publisher asks that has nothing to tidy up.
+#[tokio::test]
+async fn no_commands_have_no_answers() {
+    let redis = Redis::start(&[]);
+    let mut store = client(redis.url()).connect().await.unwrap();
+    assert_eq!(store.run(Vec::new()).await.unwrap(), []);
 }
 
 #[tokio::test(flavor = "multi_thread")]
