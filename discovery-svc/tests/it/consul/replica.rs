@@ -21,7 +21,7 @@ use crate::fleet::{Fleet, Server};
 use crate::operations::page;
 
 /// How long a state may take to come about on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// What is waited for has to come about.
 pub(crate) async fn patiently<T>(what: &str, state: impl Future<Output = T>) -> T {
