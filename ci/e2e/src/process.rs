@@ -1,10 +1,11 @@
 //! A child process: its log in a file, shown on failure; killed on drop.
 
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
+
+pub use armature_test_backends::free_port;
 
 /// A running binary of this build.
 #[derive(Debug)]
@@ -18,17 +19,6 @@ pub struct Process {
 pub fn binaries() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows where it is");
     test.parent().and_then(Path::parent).expect("target/debug/deps/test").to_owned()
-}
-
-/// A port that was free a moment ago, from below the range that the system hands out by itself: what binds port 0
-/// meanwhile does not take it.
-pub fn free_port() -> u16 {
-    loop {
-        let port = rand::random_range(10_000..30_000);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 impl Process {

@@ -126,6 +126,9 @@ impl ServerMetrics {
     }
 }
 
+const HEALTH: &str = tonic_health::pb::health_server::SERVICE_NAME;
+const REFLECTION: &str = tonic_reflection::pb::v1::server_reflection_server::SERVICE_NAME;
+
 /// The descriptors given for reflection are not valid.
 #[derive(Debug, thiserror::Error)]
 #[error("the file descriptor set cannot be served by reflection")]
@@ -221,8 +224,12 @@ impl Server {
 
     fn add_reflection(&mut self) -> Result<(), ReflectionError> {
         let builder = || {
-            let builder = tonic_reflection::server::Builder::configure()
-                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
+            // The descriptors name the services of every process; listed are those of this one.
+            let listed = [HEALTH, REFLECTION].iter().chain(&self.names);
+            let builder = listed.fold(tonic_reflection::server::Builder::configure(), |builder, name| {
+                builder.with_service_name(*name)
+            });
+            let builder = builder.register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
             self.descriptors
                 .iter()
                 .fold(builder, |builder, set| builder.register_encoded_file_descriptor_set(set))

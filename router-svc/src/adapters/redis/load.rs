@@ -50,11 +50,10 @@ async fn chunks<S: Store>(
     max_blocks: u64,
 ) -> Loaded {
     let mut assembly = Assembly::new(max_blocks);
-    let numbers: Vec<u32> = (0..pointer.chunks).collect();
-    for numbers in numbers.chunks(AT_ONCE as usize) {
-        let key = keys.chunks(pointer.batch);
-        let commands =
-            numbers.iter().map(|chunk| Command::Chunk { key: key.clone(), chunk: *chunk }).collect();
+    let key = keys.chunks(pointer.batch);
+    for first in (0..pointer.chunks).step_by(AT_ONCE as usize) {
+        let numbers = first..pointer.chunks.min(first.saturating_add(AT_ONCE));
+        let commands = numbers.map(|chunk| Command::Chunk { key: key.clone(), chunk }).collect();
         for reply in store.run(commands).await? {
             let Reply::Chunk(Some(bytes)) = reply else { return Ok(Err(Remedy::NoSnapshot)) };
             let Ok(chunk) = kv::KvSnapshotChunk::decode(bytes) else { return Ok(Err(Remedy::Unreadable)) };

@@ -31,7 +31,7 @@ const RANKS_AT_ONCE: usize = 64;
 /// Batches of a rank in one read; with at most 64 KiB each and the ranks above, what one pipeline brings is bounded.
 const BATCHES_AT_ONCE: usize = 16;
 /// Notifications gather for so long: a busy worker is read once for several batches.
-const GATHER: Duration = Duration::from_millis(50);
+const GATHER: Duration = Duration::from_millis(100);
 
 /// What a reader is given.
 pub struct RedisReader<C> {
@@ -295,7 +295,7 @@ where
     }
 
     fn loaded(&mut self, joined: Result<(WorkerRank, Loaded), tokio::task::JoinError>) -> Result<(), Lost> {
-        let Ok((rank, loaded)) = joined else { return Ok(()) };
+        let (rank, loaded) = joined.map_err(|error| Lost(error.to_string()))?;
         let now = self.parts.shared.now();
         let loaded = loaded?;
         let found = loaded.as_ref().map(|_| ()).map_err(|remedy| *remedy);
