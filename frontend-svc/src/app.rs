@@ -33,6 +33,8 @@ use crate::adapters::system::{SystemCalendar, SystemEntropy};
 use crate::adapters::workers::GrpcWorkers;
 use crate::config::{Config, Invalid};
 use crate::domain::member::Members;
+use crate::gateway::service::EndpointPicker;
+use crate::gateway::wire::external_processor_server::ExternalProcessorServer;
 use crate::grpc::service::Inference;
 use crate::http::server::HttpApi;
 use crate::metrics::Metrics;
@@ -99,6 +101,8 @@ pub struct Running {
     pub grpc: String,
     /// Bound address of the admin server.
     pub admin: Option<String>,
+    /// Bound address of the Endpoint Picker.
+    pub gateway: Option<String>,
     /// Becomes true once a model can be routed, as /readyz says.
     pub ready: Ready,
     task: AbortOnDropHandle<Result<(), RunError>>,
@@ -121,6 +125,10 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
         Some(address) => Some(network.bind(address).await?),
         None => None,
     };
+    let gateway = match &config.gateway.listen {
+        Some(address) => Some(network.bind(address).await?),
+        None => None,
+    };
     let options = ChannelOptions { token: config.token.clone(), ..ChannelOptions::default() };
     let channels = Channels::new(network, options)?;
     let discovery = Discovery::new(channels.clone(), config.discovery.clone())?.beginning_at(rand::random());
@@ -138,7 +146,7 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
         metrics.router_failovers.clone(),
         settings.first_token,
     );
-    let (loader, catalogue) = Loader::new(Arc::new(DiscoveryArtifacts(discovery.clone())), viewed);
+    let (loader, catalogue) = Loader::new(Arc::new(DiscoveryArtifacts(discovery.clone())), viewed.clone());
     let outside = Outside {
         routing: Arc::new(routers.clone()),
         workers: Arc::new(GrpcWorkers::new(channels.clone(), choice_ends)),
@@ -150,8 +158,18 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
     let pipeline = Arc::new(Pipeline::new(outside, settings, metrics));
 
     let address = advertised(grpc.address(), config.advertise.as_ref(), &config.discovery).await;
+    let picker = EndpointPicker {
+        pipeline: pipeline.clone(),
+        members: viewed,
+        frontend: advertised(http.address(), config.gateway.frontend.as_ref(), &config.discovery)
+            .await
+            .to_string()
+            .into(),
+        max_body: config.max_body_bytes,
+    };
     let bound = |listener: &Listener| listener.address().to_string();
     let (http_bound, grpc_bound, admin_bound) = (bound(&http), bound(&grpc), admin.as_ref().map(bound));
+    let gateway_bound = gateway.as_ref().map(bound);
     let ready = Ready::new();
     let assembled = Assembled {
         config,
@@ -168,9 +186,17 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
         choice_end_sender,
         loader,
         members,
+        picker,
     };
-    let task = AbortOnDropHandle::new(tokio::spawn(Box::pin(assembled.run(http, grpc, admin))));
-    Ok(Running { http: http_bound, grpc: grpc_bound, admin: admin_bound, ready, task })
+    let task = AbortOnDropHandle::new(tokio::spawn(Box::pin(assembled.run(http, grpc, admin, gateway))));
+    Ok(Running {
+        http: http_bound,
+        grpc: grpc_bound,
+        admin: admin_bound,
+        gateway: gateway_bound,
+        ready,
+        task,
+    })
 }
 
 struct Assembled {
@@ -188,10 +214,17 @@ struct Assembled {
     choice_end_sender: ChoiceEndSender,
     loader: Loader,
     members: watch::Sender<Arc<Members>>,
+    picker: EndpointPicker,
 }
 
 impl Assembled {
-    async fn run(self, http: Listener, grpc: Listener, admin: Option<Listener>) -> Result<(), RunError> {
+    async fn run(
+        self,
+        http: Listener,
+        grpc: Listener,
+        admin: Option<Listener>,
+        gateway: Option<Listener>,
+    ) -> Result<(), RunError> {
         let Self { config, pipeline, discovery, drain, mut registry, .. } = self;
         let (watcher, members) = discovery.watch(WatchOptions {
             namespace: config.namespace.clone(),
@@ -211,6 +244,7 @@ impl Assembled {
             pipeline: pipeline.clone(),
             max_body: config.max_body_bytes,
             started: pipeline.unix_time(),
+            follow_pins: config.gateway.follow_pins || gateway.is_some(),
         };
         let connections = pipeline.metrics.http_connections.clone();
         let http_options =
@@ -221,6 +255,13 @@ impl Assembled {
             max_in_flight: config.max_in_flight.saturating_mul(2),
             token: None,
             ..ServerOptions::default()
+        };
+        let picker_options = options.clone();
+        let picker_metrics = self.server_metrics.clone();
+        let picker = async {
+            let Some(listener) = gateway else { return Ok(()) };
+            let picker = limited!(ExternalProcessorServer::new(self.picker));
+            Server::new(picker_options, picker_metrics).service(picker).serve(listener, drain.clone()).await
         };
         let server = Server::new(options, self.server_metrics)
             .service(limited!(InferenceServiceServer::new(Inference::new(pipeline.clone()))))
@@ -233,8 +274,9 @@ impl Assembled {
             admin.serve(listener, drain.clone()).await;
         };
         let first_model = first_model(pipeline.catalogue_changes(), &self.ready, &registration);
-        let (served, ..) = tokio::join!(
+        let (served, picked, ..) = tokio::join!(
             server.serve(grpc, drain.clone()),
+            picker,
             http_server::serve(http, api.routes(), drain.clone(), http_options, connections),
             admin,
             watcher.run(drain.clone()),
@@ -247,7 +289,7 @@ impl Assembled {
             until(drain.draining(), first_model),
             shut_down(&drain, &registration, Duration::from_secs(config.drain_seconds)),
         );
-        Ok(served?)
+        Ok(served.and(picked)?)
     }
 }
 

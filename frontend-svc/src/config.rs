@@ -49,8 +49,23 @@ pub struct Config {
     pub hold_seconds: u64,
     /// Seconds that accepted requests may take after a shutdown was asked for.
     pub drain_seconds: u64,
+    /// Endpoint Picker of a Kubernetes Gateway.
+    pub gateway: GatewayConfig,
     /// Logs and traces.
     pub telemetry: TelemetryConfig,
+}
+
+/// Gateway mode.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GatewayConfig {
+    /// Address of the Endpoint Picker (Envoy ext_proc); none: there is none.
+    pub listen: Option<Address>,
+    /// HTTP address of the frontends that Envoy is sent to for engines which speak gRPC; unset: this one.
+    pub frontend: Option<Address>,
+    /// Whether workers named in x-armature-pin-* headers are asked for first: where only a gateway reaches this frontend. A frontend that
+    /// is an Endpoint Picker does so whatever this says.
+    pub follow_pins: bool,
 }
 
 impl Default for Config {
@@ -73,6 +88,7 @@ impl Default for Config {
             max_moves: 16,
             hold_seconds: 10,
             drain_seconds: 120,
+            gateway: GatewayConfig::default(),
             telemetry: TelemetryConfig::default(),
         }
     }
@@ -131,7 +147,7 @@ mod tests {
         assert_eq!(toml::Table::try_from(sample).unwrap(), defaults);
         // Complete: every key is written, those that have no default as a comment.
         assert_eq!(text.parse::<toml::Table>().unwrap(), defaults);
-        for unset in ["advertise", "view_file", "token", "otlp_endpoint"] {
+        for unset in ["advertise", "view_file", "listen", "frontend", "token", "otlp_endpoint"] {
             assert!(text.contains(&format!("# {unset} = ")), "{unset}");
         }
     }

@@ -9,6 +9,7 @@ pub mod adapters;
 pub mod app;
 pub mod config;
 pub mod domain;
+pub mod gateway;
 pub mod grpc;
 pub mod http;
 pub mod metrics;

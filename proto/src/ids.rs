@@ -61,6 +61,16 @@ impl fmt::Display for WorkerRank {
     }
 }
 
+impl FromStr for WorkerRank {
+    type Err = InvalidId;
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        let Some((instance, rank)) = text.split_once('/') else { return Ok(Self::first(text.parse()?)) };
+        let invalid =
+            |_| InvalidId { what: "rank", value: text.into(), expected: "16 hex digits, / and a number" };
+        Ok(Self { instance: instance.parse()?, dp_rank: rank.parse().map_err(invalid)? })
+    }
+}
+
 impl From<WorkerRank> for kv::v1::WorkerRank {
     fn from(rank: WorkerRank) -> Self {
         Self { instance_id: rank.instance.0, dp_rank: rank.dp_rank }

@@ -50,6 +50,7 @@ pub fn context(request: &Prepared, plan: &LegPlan) -> inference::RequestContext 
 pub fn route(request: &Prepared, plan: &LegPlan) -> router::RouteRequest {
     let generated = u32::try_from(plan.generated()).unwrap_or(u32::MAX);
     let prompt = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX);
+    let pin = request.caller.pin.filter(|_| plan.is_first());
     router::RouteRequest {
         context: Some(context(request, plan)),
         namespace: request.namespace.clone(),
@@ -65,11 +66,20 @@ pub fn route(request: &Prepared, plan: &LegPlan) -> router::RouteRequest {
         expected_output_tokens: request.params.max_tokens.unwrap_or(0).saturating_sub(generated),
         choices: u32::try_from(plan.choices.len()).unwrap_or(u32::MAX),
         constraints: Some(router::Constraints {
+            pin_decode: pin.map(|it| it.decode.into()),
+            pin_prefill: pin.and_then(|it| it.prefill).map(Into::into),
             exclude: plan.exclude.iter().map(|worker| (*worker).into()).collect(),
             ..Default::default()
         }),
         generated_tokens: generated,
     }
+}
+
+/// Leaves the choice to the router; false when nobody was pinned.
+pub fn unpin(question: &mut router::RouteRequest) -> bool {
+    let Some(constraints) = &mut question.constraints else { return false };
+    let (decode, prefill) = (constraints.pin_decode.take(), constraints.pin_prefill.take());
+    decode.is_some() || prefill.is_some()
 }
 
 /// A router's answer; `None` when it names no decode worker.

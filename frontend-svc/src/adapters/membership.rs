@@ -42,6 +42,7 @@ fn member(instance: &kit::Instance) -> Member {
             kit::Status::Starting | kit::Status::Unspecified => Status::Starting,
         },
         address: instance.addresses.get("grpc").cloned().unwrap_or_default(),
+        http: instance.addresses.get("http").cloned(),
         card: instance.card.map(|it| Digest::from(bytes::Bytes::copy_from_slice(&it.0))).unwrap_or_default(),
     }
 }

@@ -100,7 +100,7 @@ impl Routing for GrpcRouters {
     fn route(&self, request: &Prepared, plan: &LegPlan) -> BoxFuture<'static, Result<Decision, Fault>> {
         let routers = self.clone();
         let candidates = self.candidates(request);
-        let question = convert::route(request, plan);
+        let mut question = convert::route(request, plan);
         let call = convert::within(&request.caller.call, self.patience);
         let key = plan.reservation;
         async move {
@@ -112,7 +112,11 @@ impl Routing for GrpcRouters {
                 let channel = routers.channels.with_keep_alive(&parsed, KeepAlive::EAGER);
                 let mut client = limited!(RouterServiceClient::new(channel));
                 let asked = Asked { releases: &routers.releases, router: &address, key, answered: false };
-                let answer = client.route(convert::request(question.clone(), &call)).await;
+                let mut answer = client.route(convert::request(question.clone(), &call)).await;
+                if answer.as_ref().is_err_and(|status| !goes_on(status)) && convert::unpin(&mut question) {
+                    // The workers that a gateway chose cannot take it by now; a refusal has booked nothing.
+                    answer = client.route(convert::request(question.clone(), &call)).await;
+                }
                 asked.answered();
                 match answer {
                     Ok(answer) => match convert::decision(answer.into_inner(), &address) {

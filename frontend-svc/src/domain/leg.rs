@@ -23,6 +23,11 @@ pub struct LegPlan {
 }
 
 impl LegPlan {
+    /// Whether nobody has been asked before: what was chosen for the request elsewhere still stands.
+    pub fn is_first(&self) -> bool {
+        self.reservation.attempt == 1 && !self.migrated && self.exclude.is_empty()
+    }
+
     /// Tokens that earlier workers generated.
     pub fn generated(&self) -> usize {
         self.choices.iter().map(|(_, tokens)| tokens.len()).sum()

@@ -7,6 +7,7 @@ pub mod flight;
 pub mod leg;
 pub mod member;
 pub mod params;
+pub mod pin;
 pub mod prompt;
 pub mod rendezvous;
 pub mod stop;

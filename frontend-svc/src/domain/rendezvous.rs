@@ -105,6 +105,7 @@ mod tests {
             kind: Kind::Router,
             status: Status::Ready,
             address: String::new(),
+            http: None,
             card: Digest::default(),
         };
         ids.into_iter().map(|id| (InstanceId(id), member(id))).collect()

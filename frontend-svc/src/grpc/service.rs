@@ -48,7 +48,7 @@ impl Inference {
             || message.sampling.as_ref().is_some_and(|sampling| sampling.logprobs.is_some());
         let prompt = convert::prompt_field(&message);
         let ask = convert::ask(message)?;
-        let caller = Caller { call, tenant: String::new() };
+        let caller = Caller { call, ..Caller::default() };
         let opened = Box::pin(self.pipeline.open(ask, caller)).await;
         let generation = opened.map_err(|fault| of_prompt(fault, prompt))?;
         Ok(messages(generation, tokens))

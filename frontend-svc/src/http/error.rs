@@ -45,6 +45,11 @@ impl ApiError {
         }
     }
 
+    /// Whole seconds after which to come back, up: a client that comes too early is refused again.
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        self.retry_after.map(|delay| delay.as_millis().div_ceil(1000).max(1) as u64)
+    }
+
     /// The body.
     pub fn json(&self) -> serde_json::Value {
         json!({"error": {"message": self.message, "type": self.kind(), "param": self.param, "code": self.code}})
@@ -105,9 +110,7 @@ fn status_of(fault: &Fault) -> StatusCode {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, axum::Json(self.json())).into_response();
-        if let Some(delay) = self.retry_after {
-            // Whole seconds, up: a client that comes too early is refused again.
-            let seconds = delay.as_millis().div_ceil(1000).max(1) as u64;
+        if let Some(seconds) = self.retry_after_seconds() {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response

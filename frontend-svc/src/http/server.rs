@@ -15,7 +15,7 @@ use axum::routing::{get, post};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use futures_util::{FutureExt as _, stream};
-use http::{HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use prometheus_client::metrics::counter::Counter;
 use serde_json::json;
 use tokio::time::Instant;
@@ -30,6 +30,7 @@ use super::error::ApiError;
 use super::fields::Streaming;
 use super::models;
 use super::sse::{self, Api, Common, Events};
+use crate::domain::pin::Pin;
 use crate::domain::prompt::{Ask, Input};
 use crate::session::answer::Opened;
 use crate::session::generate::Generation;
@@ -45,9 +46,15 @@ pub struct HttpApi {
     pub max_body: usize,
     /// When this frontend started, seconds since 1970: what /v1/models calls "created".
     pub started: i64,
+    /// Whether workers named in headers are asked for.
+    pub follow_pins: bool,
 }
 
 impl HttpApi {
+    fn pin(&self, headers: &HeaderMap) -> Option<Pin> {
+        self.follow_pins.then(|| Pin::from_headers(|name| headers.get(name)?.to_str().ok())).flatten()
+    }
+
     /// The routes.
     pub fn routes(self) -> Router {
         Router::new()
@@ -68,12 +75,14 @@ async fn chat(State(api): State<HttpApi>, request: Request) -> Response {
         let (parts, body) = request.into_parts();
         let ChatRequest { ask, streaming } =
             parsed(&parts.headers, body, api.max_body, ChatRequest::parse).await?;
-        answer(&api, call, Api::Chat, vec![ask], streaming, false).await.map_err(|mut error| {
-            if error.param.as_deref() == Some("logprobs") {
-                error.param = Some("top_logprobs".to_owned());
-            }
-            error
-        })
+        answer(&api, call, api.pin(&parts.headers), Api::Chat, vec![ask], streaming, false).await.map_err(
+            |mut error| {
+                if error.param.as_deref() == Some("logprobs") {
+                    error.param = Some("top_logprobs".to_owned());
+                }
+                error
+            },
+        )
     })
     .await
 }
@@ -83,7 +92,7 @@ async fn completions(State(api): State<HttpApi>, request: Request) -> Response {
         let (parts, body) = request.into_parts();
         let CompletionRequest { asks, streaming, echo } =
             parsed(&parts.headers, body, api.max_body, CompletionRequest::parse).await?;
-        answer(&api, call, Api::Text, asks, streaming, echo).await
+        answer(&api, call, api.pin(&parts.headers), Api::Text, asks, streaming, echo).await
     })
     .await
 }
@@ -159,12 +168,13 @@ where
 async fn answer(
     api: &HttpApi,
     call: Call,
+    pin: Option<Pin>,
     kind: Api,
     asks: Vec<Ask>,
     streaming: Streaming,
     echo: bool,
 ) -> Result<Response, ApiError> {
-    let caller = Caller { call, tenant: String::new() };
+    let caller = Caller { call, tenant: String::new(), pin };
     let each = asks.first().map_or(1, |ask| ask.params.n);
     let logprobs = asks.first().is_some_and(|ask| ask.params.sampling.logprobs.is_some());
     let texts: Vec<Option<String>> = asks.iter().map(prompt_text).collect();

@@ -265,6 +265,7 @@ mod tests {
             kind,
             status,
             address: String::new(),
+            http: None,
             card,
         };
         let mut members: Members = workers

@@ -26,7 +26,7 @@ use crate::ports::{Decision, End, Phases, Target, WorkerEvent};
 /// How long the account of a worker is waited for when all text is there.
 const ACCOUNT: Duration = Duration::from_secs(1);
 /// Between two questions whether somebody is READY.
-const HOLD_PAUSE: Duration = Duration::from_millis(250);
+pub(super) const HOLD_PAUSE: Duration = Duration::from_millis(250);
 
 /// A request on its way. Dropping it cancels all work for it.
 pub struct Generation {

@@ -44,10 +44,23 @@ struct Leg {
 }
 
 /// Releases on drop.
-struct Reservation {
+pub(super) struct Reservation {
     routing: Arc<dyn Routing>,
     key: ReservationKey,
     router: String,
+}
+
+impl Reservation {
+    /// What `router` has booked under `key`.
+    pub(super) fn new(routing: Arc<dyn Routing>, key: ReservationKey, router: String) -> Self {
+        Self { routing, key, router }
+    }
+}
+
+impl std::fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} at {}", self.key, self.router)
+    }
 }
 
 impl Drop for Reservation {
@@ -82,11 +95,11 @@ impl Leg {
         match std::mem::replace(&mut self.step, Step::Over) {
             Step::Route => Some(match self.routing.route(&self.request, &self.plan).await {
                 Ok(decision) => {
-                    self.reservation = Some(Reservation {
-                        routing: self.routing.clone(),
-                        key: self.plan.reservation,
-                        router: decision.router.clone(),
-                    });
+                    self.reservation = Some(Reservation::new(
+                        self.routing.clone(),
+                        self.plan.reservation,
+                        decision.router.clone(),
+                    ));
                     self.step = Step::Ask(decision.clone());
                     LegEvent::Placed(decision)
                 }

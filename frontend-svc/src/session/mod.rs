@@ -3,5 +3,6 @@
 pub mod answer;
 pub mod generate;
 pub mod leg;
+pub mod pick;
 pub mod pipeline;
 pub mod prepare;

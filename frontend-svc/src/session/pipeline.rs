@@ -144,7 +144,7 @@ impl Pipeline {
         Ok(set.tokenizer.text(ids, false))
     }
 
-    async fn prepare(&self, ask: Ask, caller: Caller) -> Result<Prepared, Fault> {
+    pub(super) async fn prepare(&self, ask: Ask, caller: Caller) -> Result<Prepared, Fault> {
         let bits = self.draw();
         // 24 bits are what a float in [0, 1) holds exactly.
         let share = (bits >> 104) as f32 / (1_u32 << 24) as f32;
@@ -175,7 +175,7 @@ impl Pipeline {
         self.catalogue().find(model, share)
     }
 
-    fn admit(&self) -> Result<Admission, Fault> {
+    pub(super) fn admit(&self) -> Result<Admission, Fault> {
         let work = self
             .outside
             .drain

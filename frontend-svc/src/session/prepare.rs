@@ -10,6 +10,7 @@ use jiff::ZonedDateTime;
 use crate::domain::deaths::Fingerprint;
 use crate::domain::detokenize::Detokenizer;
 use crate::domain::params::Params;
+use crate::domain::pin::Pin;
 use crate::domain::prompt::{Ask, Chat, Input, Session};
 use crate::models::catalogue::ServedSet;
 use crate::models::template::RenderError;
@@ -27,6 +28,8 @@ pub struct Caller {
     pub call: Call,
     /// From authentication; empty without one.
     pub tenant: String,
+    /// Workers that a gateway has chosen.
+    pub pin: Option<Pin>,
 }
 
 impl Caller {

@@ -30,6 +30,10 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
     pub(crate) fn text(&self) -> String {
         String::from_utf8(self.body.to_vec()).unwrap()
     }
@@ -87,6 +91,15 @@ impl Client {
 
     pub(crate) async fn post(&mut self, path: &str, body: &Value) -> Answer {
         self.post_bytes(path, body.to_string()).await
+    }
+
+    pub(crate) async fn post_with(&mut self, path: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+        let mut request = Self::request(path, body.to_string());
+        for (name, value) in headers {
+            let name = http::HeaderName::from_bytes(name.as_bytes()).unwrap();
+            request.headers_mut().insert(name, value.parse().unwrap());
+        }
+        self.send(request).await
     }
 
     pub(crate) async fn post_bytes(&mut self, path: &str, body: impl Into<Bytes>) -> Answer {

@@ -1,4 +1,4 @@
-//! A router that names the first worker of its list that is not excluded.
+//! A router that names the pinned worker, or the first of its list that is not excluded.
 
 use std::sync::{Arc, Mutex};
 
@@ -42,8 +42,15 @@ impl FakeRouter {
         if let Some(fault) = self.refusal.lock().unwrap().clone() {
             return Err(fault.into());
         }
-        let excluded = request.constraints.clone().unwrap_or_default().exclude;
-        let workers = self.workers.lock().unwrap().clone();
+        let constraints = request.constraints.clone().unwrap_or_default();
+        let (excluded, pin) = (constraints.exclude, constraints.pin_decode);
+        let mut workers = self.workers.lock().unwrap().clone();
+        if let Some(pin) = pin {
+            workers.retain(|(id, _)| *id == pin.instance_id);
+            if workers.is_empty() {
+                return Err(Fault::new(Reason::InstanceNotEligible, "not a worker of this model").into());
+            }
+        }
         let free = workers.into_iter().find(|(id, _)| !excluded.iter().any(|it| it.instance_id == *id));
         let Some((id, address)) = free else {
             return Err(Fault::new(Reason::NoWorkers, "every worker is excluded").into());

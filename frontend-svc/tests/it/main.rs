@@ -9,6 +9,7 @@ mod fake_discovery;
 mod fake_router;
 mod fake_worker;
 mod garbage;
+mod gateway;
 mod grpc;
 mod harness;
 mod hold;
