@@ -24,6 +24,24 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Show every worker: state, load, index
     Status(StatusArgs),
+    /// Make again what was recorded
+    #[command(subcommand)]
+    Replay(ReplayCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ReplayCommand {
+    /// Decisions of a router (`explain.record_dir`): whether each comes out as it was answered, and what other weights would have chosen
+    Decisions(ReplayArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReplayArgs {
+    /// A file decisions-N.rec
+    pub(crate) file: PathBuf,
+    /// Weights to compare with: kappa, eta or temperature_ms [default: kappa=0 kappa=8 eta=0 eta=0.2]
+    #[arg(long = "with", value_name = "NAME=NUMBER")]
+    pub(crate) weights: Vec<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -85,7 +103,7 @@ pub(crate) struct UpArgs {
     /// Address of liveness, readiness and metrics
     #[arg(long, default_value = "127.0.0.1:8010")]
     pub(crate) admin: String,
-    /// How workers are chosen: kv, round-robin or least-loaded
+    /// How workers are chosen: kv, round-robin, least-loaded, power-of-two, session or direct
     #[arg(long, default_value = "kv")]
     pub(crate) policy: String,
     /// Sim only: divides every simulated time

@@ -6,6 +6,7 @@
 mod chat;
 mod cli;
 mod model;
+mod replay;
 mod sse;
 mod status;
 mod table;
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 
 use armature_svc_kit::exit::{self, Failed};
 
-use cli::{Cli, Command, ModelCommand};
+use cli::{Cli, Command, ModelCommand, ReplayCommand};
 
 fn main() -> ExitCode {
     exit::run("armature", run)
@@ -26,6 +27,7 @@ async fn run(cli: Cli) -> Result<(), Failed> {
         Command::Up(args) => up::run(args).await,
         Command::Model(ModelCommand::Fetch(args)) => model::fetch(args).await.map_err(Failed::running),
         Command::Chat(args) => chat::run(args).await.map_err(Failed::running),
+        Command::Replay(ReplayCommand::Decisions(args)) => replay::decisions(args),
         Command::Status(args) => status::run(args).await,
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use armature_contracts::ids::{InstanceId, ReservationKey, WorkerRank};
 use armature_router::domain::explain::KeptDecisions;
+use armature_router::domain::fit::StepFit;
 use armature_router::domain::index::map::MapIndex;
 use armature_router::domain::index::predicted::Predicted;
 use armature_router::domain::index::segmented::SegmentedIndex;
@@ -45,11 +46,14 @@ fn worker(n: u64) -> Worker {
         context_length: Tokens(131_072),
         block_size: BlockSize(64),
         kv_blocks: Blocks(16_384),
+        spec_hash: "".into(),
+        capabilities: Arc::default(),
         compat_key: Digest::default(),
         hash_scheme: "armature-xxh3-v1".into(),
         limits: Limits { max_running: 256, max_waiting: 256, max_batched_tokens: 8192 },
         weight: 1.0,
         prior: StepPrior::default(),
+        fit: StepFit::default(),
     }
 }
 

@@ -28,6 +28,7 @@ use tokio::time::{interval, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::adapters::membership::{Membership, ViewedRouters};
+use crate::adapters::record::writer::Recorder;
 use crate::adapters::redis::{Directory, RedisReader};
 use crate::adapters::worker_feed::Feeds;
 use crate::config::{Config, Invalid};
@@ -60,6 +61,15 @@ pub enum StartError {
     /// The service token cannot be used.
     #[error(transparent)]
     Token(#[from] TokenError),
+    /// Decisions cannot be recorded.
+    #[error("decisions cannot be recorded in {}", dir.display())]
+    Record {
+        /// Where.
+        dir: std::path::PathBuf,
+        /// Why not.
+        #[source]
+        error: std::io::Error,
+    },
     /// There is no discovery to ask.
     #[error(transparent)]
     Discovery(#[from] NoEndpoint),
@@ -127,13 +137,21 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
             ("index_max_entries", config.index.max_entries),
             ("index_max_bytes", config.index.max_bytes),
             ("index_max_predicted_entries", config.index.predicted_entries),
+            ("index_max_approximate_entries", config.index.approximate_entries),
             ("reservations_max_open", config.reservations.max_open),
             ("decision_max_bytes", config.explain.max_bytes),
         ],
     );
     let server_metrics = ServerMetrics::new(registry.sub_registry_with_prefix("armature_router"));
     let instance = fresh_id();
-    let shared = Shared::new(&config, valid, instance, rand::random(), metrics);
+    let recorder = match &config.explain.record_dir {
+        Some(dir) => {
+            let recorder = Recorder::start(dir, config.explain.record_max_bytes, metrics.clone());
+            Some(recorder.map_err(|error| StartError::Record { dir: dir.clone(), error })?)
+        }
+        None => None,
+    };
+    let shared = Shared::new(&config, valid, instance, rand::random(), metrics, recorder);
     let reader = match config.kv_events.redis.validate()? {
         Some(options) => {
             let redis =

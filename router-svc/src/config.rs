@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::domain::index::segmented;
 use crate::domain::policy::{PolicyKind, Settings};
 use crate::domain::reservations::Bounds;
-use crate::domain::units::Tokens;
+use crate::domain::units::{Millis, Tokens};
+
+/// Levels of a topology.
+const MAX_TOPOLOGY_KEYS: usize = 8;
 
 /// Configuration of a router.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,6 +40,8 @@ pub struct Config {
     pub drain_seconds: u64,
     /// How workers are scored.
     pub policy: PolicyConfig,
+    /// Where workers are.
+    pub topology: TopologyConfig,
     /// Prefix index.
     pub index: IndexConfig,
     /// Reservations.
@@ -49,18 +54,6 @@ pub struct Config {
     pub kv_events: KvEventsConfig,
     /// Logs and traces.
     pub telemetry: TelemetryConfig,
-}
-
-/// Names of the policies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PolicyName {
-    /// By KV locality and load.
-    Kv,
-    /// In turn.
-    RoundRobin,
-    /// By requests in hand.
-    LeastLoaded,
 }
 
 /// Whether decode workers may prefill.
@@ -79,8 +72,9 @@ pub enum LocalPrefill {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyConfig {
-    /// Which policy.
-    pub name: PolicyName,
+    /// Which policy, by its name.
+    #[serde(with = "policy_name")]
+    pub name: PolicyKind,
     /// Price of duplicating blocks, in units of computing them.
     pub kappa: f64,
     /// The same in a prefill pool.
@@ -89,10 +83,54 @@ pub struct PolicyConfig {
     pub eta: f64,
     /// Weight of the age of evicted blocks in a prefill pool.
     pub eviction_age: f64,
+    /// Price of a millisecond for which a worker's report is overdue.
+    pub staleness: f64,
     /// Output tokens of a request that names no expectation.
     pub expected_output_tokens: u32,
     /// Whether decode workers may prefill.
     pub local_prefill: LocalPrefill,
+    /// Whether prefill and decode workers of different deployment revisions may work together.
+    pub mix_revisions: bool,
+    /// Milliseconds by which the choice is softened.
+    pub temperature_ms: f64,
+}
+
+/// Policies by their names.
+mod policy_name {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use crate::domain::policy::PolicyKind;
+
+    pub(super) fn serialize<S: Serializer>(kind: &PolicyKind, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(kind.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PolicyKind, D::Error> {
+        let name = String::deserialize(from)?;
+        PolicyKind::named(&name).ok_or_else(|| {
+            let names: Vec<_> = PolicyKind::ALL.iter().map(|kind| kind.name()).collect();
+            D::Error::custom(format!("{name:?} is none of {}", names.join(", ")))
+        })
+    }
+}
+
+/// Where workers are to each other.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TopologyConfig {
+    /// Labels, from coarse to fine; at most 8.
+    pub keys: Vec<String>,
+    /// Share of the transfer time that each step adds.
+    pub penalty: f64,
+    /// Milliseconds for opening a transfer connection.
+    pub cold_transfer_ms: f64,
+}
+
+impl Default for TopologyConfig {
+    fn default() -> Self {
+        Self { keys: vec!["zone".into(), "host".into()], penalty: 0.5, cold_transfer_ms: 2.0 }
+    }
 }
 
 /// Implementations of the prefix index.
@@ -115,10 +153,14 @@ pub struct IndexConfig {
     pub max_bytes: usize,
     /// Blocks of a map, each worker's counted, beyond which the deepest are forgotten; and blocks of the largest snapshot taken.
     pub max_entries: usize,
-    /// Blocks expected of routed requests; 0 switches prediction off.
+    /// Blocks of the prompts expected of routed requests; 0 switches prediction off.
     pub predicted_entries: usize,
-    /// Milliseconds for which a block is expected.
+    /// Milliseconds for which a prompt is expected.
     pub predicted_ms: u64,
+    /// Blocks of the prompts that workers without KV events are believed to have; 0: none.
+    pub approximate_entries: usize,
+    /// Milliseconds for which they are believed to have a prompt; 0: as long as it would fit their pools.
+    pub approximate_ttl_ms: u64,
 }
 
 /// Reservations.
@@ -141,6 +183,10 @@ pub struct ReservationConfig {
 pub struct ExplainConfig {
     /// Bytes of inputs kept.
     pub max_bytes: usize,
+    /// Where inputs of decisions are recorded; unset: nowhere.
+    pub record_dir: Option<std::path::PathBuf>,
+    /// Bytes of all recorded files.
+    pub record_max_bytes: u64,
 }
 
 /// Streams from the workers.
@@ -174,6 +220,7 @@ impl Default for Config {
             max_in_flight: 8192,
             drain_seconds: 30,
             policy: PolicyConfig::default(),
+            topology: TopologyConfig::default(),
             index: IndexConfig::default(),
             reservations: ReservationConfig::default(),
             explain: ExplainConfig::default(),
@@ -187,13 +234,16 @@ impl Default for Config {
 impl Default for PolicyConfig {
     fn default() -> Self {
         Self {
-            name: PolicyName::Kv,
+            name: PolicyKind::Kv,
             kappa: 2.0,
             kappa_prefill: 1.0,
             eta: 0.05,
             eviction_age: 2.0,
+            staleness: 1.0,
             expected_output_tokens: 300,
             local_prefill: LocalPrefill::Allowed,
+            mix_revisions: false,
+            temperature_ms: 0.0,
         }
     }
 }
@@ -204,8 +254,10 @@ impl Default for IndexConfig {
             kind: IndexKind::Segmented,
             max_bytes: 256 * 1024 * 1024,
             max_entries: 8_000_000,
-            predicted_entries: 262_144,
+            predicted_entries: 2_097_152,
             predicted_ms: 30_000,
+            approximate_entries: 8_388_608,
+            approximate_ttl_ms: 0,
         }
     }
 }
@@ -218,7 +270,7 @@ impl Default for ReservationConfig {
 
 impl Default for ExplainConfig {
     fn default() -> Self {
-        Self { max_bytes: 16 * 1024 * 1024 }
+        Self { max_bytes: 64 * 1024 * 1024, record_dir: None, record_max_bytes: 1 << 30 }
     }
 }
 
@@ -261,6 +313,10 @@ impl Config {
             ("policy.kappa_prefill", policy.kappa_prefill),
             ("policy.eta", policy.eta),
             ("policy.eviction_age", policy.eviction_age),
+            ("policy.staleness", policy.staleness),
+            ("policy.temperature_ms", policy.temperature_ms),
+            ("topology.penalty", self.topology.penalty),
+            ("topology.cold_transfer_ms", self.topology.cold_transfer_ms),
         ];
         if let Some((key, _)) = weights.into_iter().find(|(_, weight)| !weight.is_finite() || *weight < 0.0) {
             return Err(Invalid { key, problem: "negative or not a number" });
@@ -276,6 +332,9 @@ impl Config {
         if let Some((key, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(Invalid { key, problem: "zero or empty" });
         }
+        if self.topology.keys.len() > MAX_TOPOLOGY_KEYS {
+            return Err(Invalid { key: "topology.keys", problem: "longer than 8" });
+        }
         if self.index.max_bytes < segmented::LEAST_BYTES {
             return Err(Invalid {
                 key: "index.max_bytes",
@@ -285,21 +344,21 @@ impl Config {
         if self.feed.backoff_min_ms == 0 || self.feed.backoff_max_ms < self.feed.backoff_min_ms {
             return Err(Invalid { key: "feed.backoff_min_ms", problem: "zero or above feed.backoff_max_ms" });
         }
-        let policy_kind = match policy.name {
-            PolicyName::Kv => PolicyKind::Kv,
-            PolicyName::RoundRobin => PolicyKind::RoundRobin,
-            PolicyName::LeastLoaded => PolicyKind::LeastLoaded,
-        };
         Ok(Valid {
             settings: Settings {
-                policy: policy_kind,
+                policy: policy.name,
                 kappa: policy.kappa,
                 kappa_prefill: policy.kappa_prefill,
                 eta: policy.eta,
                 eviction_age: policy.eviction_age,
+                staleness: policy.staleness,
+                topology_penalty: self.topology.penalty,
+                cold_transfer: Millis(self.topology.cold_transfer_ms),
                 expected_output: Tokens(u64::from(policy.expected_output_tokens)),
                 local_prefill: policy.local_prefill != LocalPrefill::Forbidden,
                 prefer_remote: policy.local_prefill == LocalPrefill::Fallback,
+                mix_revisions: policy.mix_revisions,
+                temperature: Millis(policy.temperature_ms),
             },
             reservations: Bounds {
                 admission: Duration::from_millis(self.reservations.admission_ms),
@@ -330,6 +389,18 @@ mod tests {
         let written: toml::Table = text.parse().unwrap();
         let defaults = toml::Table::try_from(Config::default()).unwrap();
         assert_eq!(written, defaults);
+    }
+
+    #[test]
+    fn a_policy_goes_by_its_name() {
+        for kind in PolicyKind::ALL {
+            let text = format!("[policy]\nname = {:?}", kind.name());
+            let config: Config = armature_svc_kit::config::parse_toml(&text).unwrap();
+            assert_eq!(config.validate().unwrap().settings.policy, *kind);
+        }
+        let wrong = armature_svc_kit::config::parse_toml::<Config>("[policy]\nname = \"best\"").unwrap_err();
+        let names = "\"best\" is none of kv, round-robin, least-loaded, direct, power-of-two, session";
+        assert!(wrong.to_string().contains(names), "{wrong}");
     }
 
     #[test]

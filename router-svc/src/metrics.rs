@@ -51,6 +51,10 @@ pub struct Metrics {
     pub doubts: Family<ReasonLabel, Counter>,
     /// Snapshots taken.
     pub snapshots: Counter,
+    /// Decisions recorded.
+    pub recorded: Counter,
+    /// Decisions for which the recorder had no room.
+    pub unrecorded: Counter,
     /// Legs of reservations that no worker named in time.
     pub unnamed: Counter,
     gauges: Gauges,
@@ -64,6 +68,7 @@ struct Gauges {
     index_bytes: Gauge,
     forgotten: Gauge,
     predicted: Gauge,
+    approximate: Gauge,
     open: Gauge,
     remembered: Gauge,
     decision_bytes: Gauge,
@@ -83,6 +88,8 @@ impl Metrics {
             feed_reconnects: Family::default(),
             doubts: Family::default(),
             snapshots: Counter::default(),
+            recorded: Counter::default(),
+            unrecorded: Counter::default(),
             unnamed: Counter::default(),
             gauges: Gauges::default(),
         };
@@ -113,6 +120,12 @@ impl Metrics {
             "Reservation legs that no worker named in time",
             it.unnamed.clone(),
         );
+        registry.register("decisions_recorded", "Decisions recorded", it.recorded.clone());
+        registry.register(
+            "decisions_unrecorded",
+            "Decisions for which the recorder had no room",
+            it.unrecorded.clone(),
+        );
         let gauges = &it.gauges;
         registry.register("workers", "Worker ranks in the view", gauges.workers.clone());
         registry.register(
@@ -136,6 +149,11 @@ impl Metrics {
             "Blocks expected of routed requests",
             gauges.predicted.clone(),
         );
+        registry.register(
+            "index_approximate_entries",
+            "Blocks that workers without KV events are believed to have",
+            gauges.approximate.clone(),
+        );
         registry.register("reservations_open", "Unsettled reservations", gauges.open.clone());
         registry.register(
             "reservations_remembered",
@@ -147,7 +165,7 @@ impl Metrics {
     }
 
     /// Registers the bounds, so that a dashboard can show how near they are.
-    pub fn bounds(registry: &mut Registry, bounds: [(&'static str, usize); 5]) {
+    pub fn bounds(registry: &mut Registry, bounds: [(&'static str, usize); 6]) {
         let registry = registry.sub_registry_with_prefix("armature_router");
         for (name, bound) in bounds {
             let gauge = Gauge::<i64>::default();
@@ -165,6 +183,7 @@ impl Metrics {
         gauges.index_bytes.set(whole(totals.index.bytes.unwrap_or(0)));
         gauges.forgotten.set(i64::try_from(totals.index.forgotten).unwrap_or(i64::MAX));
         gauges.predicted.set(whole(totals.predicted));
+        gauges.approximate.set(whole(totals.approximate));
         gauges.open.set(whole(totals.open));
         gauges.remembered.set(whole(totals.remembered));
         gauges.decision_bytes.set(whole(totals.decision_bytes));

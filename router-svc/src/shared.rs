@@ -9,8 +9,10 @@ use rand::{Rng, SeedableRng};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::adapters::record::writer::{Recorded, Recorder};
 use crate::config::{Config, IndexKind, Valid};
 use crate::domain::explain::KeptDecisions;
+use crate::domain::index::approximate::Approximate;
 use crate::domain::index::map::MapIndex;
 use crate::domain::index::predicted::Predicted;
 use crate::domain::index::segmented::SegmentedIndex;
@@ -32,6 +34,7 @@ pub struct Shared {
     instance: AtomicU64,
     complete: AtomicBool,
     progress: Notify,
+    recorder: Option<Recorder>,
 }
 
 struct State {
@@ -40,13 +43,14 @@ struct State {
 }
 
 impl Shared {
-    /// An empty state. `entropy` seeds the index's hasher and the tie-breaks.
+    /// An empty state; `recorder` gets every decision. `entropy` seeds the index's hasher and the tie-breaks.
     pub fn new(
         config: &Config,
         valid: Valid,
         instance: InstanceId,
         entropy: u64,
         metrics: Metrics,
+        recorder: Option<Recorder>,
     ) -> Arc<Self> {
         let mut seeds = StdRng::seed_from_u64(entropy);
         let index: Box<dyn PrefixIndex> = match config.index.kind {
@@ -60,7 +64,11 @@ impl Shared {
         let predicted = Predicted::new(config.index.predicted_entries, lifetime, seeds.next_u64());
         let reservations = Reservations::new(valid.reservations);
         let kept = KeptDecisions::new(config.explain.max_bytes);
-        let router = Router::new(valid.settings, CheckedIndex::new(index), predicted, reservations, kept);
+        let lifetime = std::time::Duration::from_millis(config.index.approximate_ttl_ms);
+        let approximate = Approximate::new(config.index.approximate_entries, lifetime, seeds.next_u64());
+        let router = Router::new(valid.settings, CheckedIndex::new(index), predicted, reservations, kept)
+            .approximating(approximate)
+            .placed_by(config.topology.keys.clone().into());
         Arc::new(Self {
             metrics,
             state: Mutex::new(State { router, seeds }),
@@ -68,6 +76,7 @@ impl Shared {
             instance: AtomicU64::new(instance.0),
             complete: AtomicBool::new(false),
             progress: Notify::new(),
+            recorder,
         })
     }
 
@@ -121,7 +130,16 @@ impl Shared {
         let now = self.now();
         let mut state = self.lock();
         let seed = state.seeds.next_u64();
-        state.router.route(request, seed, now)
+        let before = state.router.decisions();
+        let routed = state.router.route(request, seed, now)?;
+        if let Some(recorder) = &self.recorder
+            && state.router.decisions() > before
+            && let Some(inputs) = state.router.inputs(routed.number).cloned()
+        {
+            drop(state);
+            recorder.record(Recorded { number: routed.number, inputs, outcome: routed.outcome() });
+        }
+        Ok(routed)
     }
 
     /// Lets time pass and shows the gauges.

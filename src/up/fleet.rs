@@ -189,15 +189,12 @@ async fn start_discovery(network: &Network) -> Result<Service, Failed> {
 }
 
 async fn start_router(network: &Network, args: &UpArgs) -> Result<Service, Failed> {
-    use armature_router::config::{Config, LocalPrefill, PolicyConfig, PolicyName};
-    let name = match args.policy.as_str() {
-        "kv" => PolicyName::Kv,
-        "round-robin" => PolicyName::RoundRobin,
-        "least-loaded" => PolicyName::LeastLoaded,
-        other => {
-            return Err(wrong(format!("--policy: {other:?} is none of kv, round-robin, least-loaded")));
-        }
-    };
+    use armature_router::config::{Config, LocalPrefill, PolicyConfig};
+    use armature_router::domain::policy::PolicyKind;
+    let name = PolicyKind::named(&args.policy).ok_or_else(|| {
+        let names: Vec<_> = PolicyKind::ALL.iter().map(|kind| kind.name()).collect();
+        wrong(format!("--policy: {:?} is none of {}", args.policy, names.join(", ")))
+    })?;
     let drain = Drain::new();
     let config = Config {
         listen: Address::mem(ROUTER),

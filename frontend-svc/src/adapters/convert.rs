@@ -72,6 +72,7 @@ pub fn route(request: &Prepared, plan: &LegPlan) -> router::RouteRequest {
             ..Default::default()
         }),
         generated_tokens: generated,
+        overrides: None,
     }
 }
 

@@ -27,10 +27,27 @@ pub struct RouteRequest {
     /// Tokens generated already (a migration): part of the prompt count above.
     #[prost(uint32, tag = "11")]
     pub generated_tokens: u32,
+    /// Weights of this request's own instead of the router's.
+    #[prost(message, optional, tag = "16")]
+    pub overrides: ::core::option::Option<Overrides>,
 }
+/// What is not a number is INVALID_ARGUMENT; what is out of range is taken to its nearest end. Policies whose costs are no times know only temperature.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct Overrides {
+    /// Price of duplicating blocks, in units of computing them: 0 to 100.
+    #[prost(double, optional, tag = "1")]
+    pub kappa: ::core::option::Option<f64>,
+    /// Weight of decode time against time to first token: 0 to 10.
+    #[prost(double, optional, tag = "2")]
+    pub eta: ::core::option::Option<f64>,
+    /// A worker is drawn in proportion to exp(-cost / temperature): 0 (the least cost) to 60,000.
+    #[prost(double, optional, tag = "3")]
+    pub temperature_ms: ::core::option::Option<f64>,
+}
+/// An adapter named in the context limits the choice to workers whose card has the capability "adapter:NAME".
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Constraints {
-    /// Label -> value that a worker must carry.
+    /// Label -> value that a worker must carry; at most 64, of at most 256 bytes each.
     #[prost(map = "string, string", tag = "1")]
     pub labels: ::std::collections::HashMap<
         ::prost::alloc::string::String,
@@ -41,11 +58,14 @@ pub struct Constraints {
     pub pin_decode: ::core::option::Option<super::super::kv::v1::WorkerRank>,
     #[prost(message, optional, tag = "3")]
     pub pin_prefill: ::core::option::Option<super::super::kv::v1::WorkerRank>,
-    /// Never these.
+    /// Never these; at most 1,024.
     #[prost(message, repeated, tag = "4")]
     pub exclude: ::prost::alloc::vec::Vec<super::super::kv::v1::WorkerRank>,
     #[prost(enumeration = "PrefillChoice", tag = "5")]
     pub prefill: i32,
+    /// Only these; empty: any; at most 1,024.
+    #[prost(message, repeated, tag = "6")]
+    pub allow: ::prost::alloc::vec::Vec<super::super::kv::v1::WorkerRank>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RouteResponse {
@@ -84,10 +104,13 @@ pub struct ReleaseRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReleaseResponse {}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ExplainRequest {
     #[prost(string, tag = "1")]
     pub decision_id: ::prost::alloc::string::String,
+    /// Also say who would have been chosen with these weights.
+    #[prost(message, optional, tag = "2")]
+    pub otherwise: ::core::option::Option<Overrides>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ExplainResponse {
@@ -107,6 +130,19 @@ pub struct ExplainResponse {
     pub reasons: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(uint32, tag = "7")]
     pub prompt_tokens: u32,
+    /// With the weights that the call named; absent when it named none.
+    #[prost(message, optional, tag = "8")]
+    pub otherwise: ::core::option::Option<Outcome>,
+}
+/// Who is chosen.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Outcome {
+    /// Absent: the request would have been refused.
+    #[prost(message, optional, tag = "1")]
+    pub decode: ::core::option::Option<super::super::kv::v1::WorkerRank>,
+    /// The choice, then alternates. Empty: the decode worker prefills.
+    #[prost(message, repeated, tag = "2")]
+    pub prefill: ::prost::alloc::vec::Vec<super::super::kv::v1::WorkerRank>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Candidate {
@@ -124,6 +160,9 @@ pub struct Candidate {
     pub terms_ms: ::std::collections::HashMap<::prost::alloc::string::String, f64>,
     #[prost(double, tag = "6")]
     pub cost_ms: f64,
+    /// Age of its load report at the decision; absent without one.
+    #[prost(message, optional, tag = "7")]
+    pub report_age: ::core::option::Option<::prost_types::Duration>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListWorkersRequest {

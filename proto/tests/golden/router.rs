@@ -8,9 +8,10 @@ use crate::{Golden, digest, golden, one, seconds};
 
 pub(crate) fn all() -> Vec<Golden> {
     vec![
-        golden("armature.router.v1.RouteRequest#migrated", route()),
+        golden("armature.router.v1.RouteRequest#overrides", route()),
         golden("armature.router.v1.RouteResponse", routed()),
-        golden("armature.router.v1.ExplainResponse", explained()),
+        golden("armature.router.v1.ExplainResponse#otherwise", explained()),
+        golden("armature.router.v1.ExplainRequest#otherwise", explain()),
         golden("armature.router.v1.ListWorkersResponse", worker_views()),
     ]
 }
@@ -32,9 +33,19 @@ fn route() -> router::RouteRequest {
             pin_prefill: Some(rank(2)),
             exclude: vec![rank(3)],
             prefill: router::PrefillChoice::Remote.into(),
+            allow: vec![rank(4)],
         }),
         generated_tokens: 17,
+        overrides: Some(overrides()),
     }
+}
+
+fn overrides() -> router::Overrides {
+    router::Overrides { kappa: Some(1.5), eta: Some(0.25), temperature_ms: Some(12.0) }
+}
+
+fn explain() -> router::ExplainRequest {
+    router::ExplainRequest { decision_id: "0000000000000007".into(), otherwise: Some(overrides()) }
 }
 
 fn target(instance_id: u64) -> router::Target {
@@ -59,6 +70,7 @@ fn explained() -> router::ExplainResponse {
         matched_blocks: 3,
         terms_ms: one("prefill", 12.5),
         cost_ms: 14.25,
+        report_age: seconds(2),
     };
     router::ExplainResponse {
         decision_id: "0000000000000007".into(),
@@ -68,6 +80,7 @@ fn explained() -> router::ExplainResponse {
         prefill: vec![candidate(2)],
         reasons: vec!["remote prefill costs less".into()],
         prompt_tokens: 200,
+        otherwise: Some(router::Outcome { decode: Some(rank(1)), prefill: vec![rank(2)] }),
     }
 }
 

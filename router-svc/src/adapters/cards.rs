@@ -8,6 +8,7 @@ use armature_contracts::ids::WorkerRank;
 use armature_svc_kit::discovery_client::{Instance, Status as Seen};
 
 use super::worker_messages::BlockNaming;
+use crate::domain::fit::StepFit;
 use crate::domain::step_cost::StepPrior;
 use crate::domain::units::{BlockSize, Blocks, Millis, Tokens};
 use crate::domain::worker::{Digest, Limits, Roles, ServedSet, Status, Worker};
@@ -64,6 +65,8 @@ pub fn workers(instance: &Instance, card: &ModelCard) -> Result<Vec<Worker>, Bad
         context_length: Tokens(card.context_length.into()),
         block_size: BlockSize(card.block_size),
         kv_blocks: Blocks(card.kv_blocks),
+        spec_hash: card.spec_hash.as_str().into(),
+        capabilities: Arc::new(card.capabilities.iter().cloned().collect()),
         compat_key,
         hash_scheme: card.hash_scheme.as_str().into(),
         limits: Limits {
@@ -73,6 +76,7 @@ pub fn workers(instance: &Instance, card: &ModelCard) -> Result<Vec<Worker>, Bad
         },
         weight: weight(card.weight),
         prior: card.step_prior.as_ref().map(prior).unwrap_or_default(),
+        fit: StepFit::default(),
     };
     let ranks = (0..card.dp_rank_count.max(1)).map(|offset| {
         let dp_rank = card.dp_rank_start.saturating_add(offset);

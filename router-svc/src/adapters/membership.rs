@@ -121,7 +121,7 @@ impl Membership {
             if self.followed.get(&instance.id).is_some_and(|followed| followed.address == address) {
                 continue;
             }
-            let naming = cards::naming(first);
+            let naming = first.tells_blocks().then(|| cards::naming(first));
             let ranks = ranks.iter().map(|worker| worker.rank).collect();
             let feed = self.feeds.clone().follow(self.channels.to(&address), ranks, naming);
             let feed = AbortOnDropHandle::new(tokio::spawn(feed));

@@ -3,6 +3,7 @@
 pub mod backoff;
 pub mod cards;
 pub mod membership;
+pub mod record;
 pub mod redis;
 pub mod worker_feed;
 pub mod worker_messages;

@@ -67,10 +67,11 @@ enum Ended {
 }
 
 impl Feeds {
-    /// Follows a worker, all of its ranks, for ever.
-    pub async fn follow(self, channel: Channel, ranks: Vec<WorkerRank>, naming: BlockNaming) {
+    /// Follows a worker, all of its ranks, for ever. Without a naming it does not say which blocks it has.
+    pub async fn follow(self, channel: Channel, ranks: Vec<WorkerRank>, naming: Option<BlockNaming>) {
         let Some(first) = ranks.first().copied() else { return };
-        let kv = ranks.iter().map(|rank| self.follow_kv(channel.clone(), *rank, &naming));
+        let told = naming.iter().flat_map(|naming| ranks.iter().map(move |rank| (*rank, naming)));
+        let kv = told.map(|(rank, naming)| self.follow_kv(channel.clone(), rank, naming));
         tokio::join!(self.follow_state(channel.clone(), first), futures_util::future::join_all(kv));
     }
 

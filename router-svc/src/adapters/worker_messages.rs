@@ -1,16 +1,20 @@
 //! Messages of workers in the domain's terms.
 
 use armature_contracts::convert::duration;
-use armature_contracts::ids::{ReservationKey, WorkerRank};
+use armature_contracts::ids::{InstanceId, ReservationKey, WorkerRank};
 use armature_contracts::kv::v1 as kv;
 use armature_contracts::worker::v1 as wire;
 
+use crate::domain::fit::StepModel;
 use crate::domain::index::Parent;
 use crate::domain::index::snapshot::Chunk;
 use crate::domain::index::wire::{Batch, Event, Mark};
 use crate::domain::load::Report;
 use crate::domain::reservations::{Settled, Settlement};
 use crate::domain::units::{BlockSize, Blocks, SequenceHash, Tier, Time, Tokens};
+
+/// Warm peers of a rank that are looked at.
+const MAX_WARM_PEERS: usize = 64;
 
 /// How a worker's blocks are named, by its card.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,11 +81,23 @@ pub fn reports(
             victim_age: state.next_victim_age.and_then(duration),
             draining: message.draining,
             kv_batch: state.kv_batch,
+            step_model: state.step_model.as_ref().map(step_model),
+            warm_peers: state.warm_peers.iter().take(MAX_WARM_PEERS).map(|id| InstanceId(*id)).collect(),
             received,
         };
         (rank, report)
     };
     Ok(message.ranks.iter().map(report).collect())
+}
+
+fn step_model(message: &wire::StepModel) -> StepModel {
+    StepModel {
+        base: message.base_ms,
+        prefill_token: message.per_prefill_token_ms,
+        decode_row: message.per_decode_row_ms,
+        position: message.per_context_token_ms,
+        observations: message.observations,
+    }
 }
 
 /// Reservations that a report settles; entries without a valid key are left out.

@@ -8,7 +8,7 @@ use armature_contracts::ids::WorkerRank;
 use super::policy::decide::{Evaluation, Scored, evaluate};
 use super::policy::eligibility::Exclusion;
 use super::policy::terms::Terms;
-use super::policy::{Inputs, PolicyKind};
+use super::policy::{Inputs, Overrides, PolicyKind};
 use super::units::{Blocks, Time, Tokens};
 
 /// Number of a decision of this router, from 1.
@@ -43,10 +43,45 @@ pub struct CandidateScore {
     pub excluded: Option<Exclusion>,
     /// Prompt blocks it was believed to have.
     pub matched: Blocks,
+    /// Age of its report at the decision; none without one.
+    pub report_age: Option<Duration>,
     /// Its cost in parts; none when it was not eligible.
     pub terms: Terms,
     /// Their sum.
     pub cost: f64,
+}
+
+/// Who is chosen; nobody where the request is refused.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Outcome {
+    /// Leads.
+    pub decode: Option<WorkerRank>,
+    /// Prefills, alternates included.
+    pub prefill: Vec<WorkerRank>,
+}
+
+impl Outcome {
+    /// Of these inputs.
+    pub fn of(inputs: &Inputs) -> Self {
+        let rank = |at: &usize| inputs.candidates[*at].worker.rank;
+        evaluate(inputs).choice.map_or_else(
+            |_| Self::default(),
+            |choice| Self {
+                decode: Some(rank(&choice.decode)),
+                prefill: choice.prefill.iter().map(rank).collect(),
+            },
+        )
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.decode {
+            None => f.write_str("refused")?,
+            Some(decode) => write!(f, "{decode}")?,
+        }
+        self.prefill.iter().try_for_each(|prefill| write!(f, " {prefill}"))
+    }
 }
 
 /// A decision explained.
@@ -64,6 +99,8 @@ pub struct Explanation {
     pub reasons: Vec<String>,
     /// Of the request.
     pub prompt: Tokens,
+    /// Who would have been chosen with other weights; none when nobody asked.
+    pub otherwise: Option<Outcome>,
 }
 
 impl KeptDecisions {
@@ -83,11 +120,27 @@ impl KeptDecisions {
         }
     }
 
-    /// Explains a decision; none when it is not kept.
-    pub fn explain(&self, number: DecisionNumber, now: Time) -> Option<Explanation> {
+    /// Explains a decision, and who would have been chosen with these weights; none when it is not kept.
+    pub fn explain(
+        &self,
+        number: DecisionNumber,
+        otherwise: Option<Overrides>,
+        now: Time,
+    ) -> Option<Explanation> {
         let at = self.kept.binary_search_by_key(&number, |kept| kept.number).ok()?;
         let kept = &self.kept[at];
-        Some(explain(&kept.inputs, now.since(kept.made)))
+        let mut explanation = explain(&kept.inputs, now.since(kept.made));
+        explanation.otherwise = otherwise.map(|weights| {
+            let settings = kept.inputs.settings.with(weights);
+            Outcome::of(&Inputs { settings, ..kept.inputs.clone() })
+        });
+        Some(explanation)
+    }
+
+    /// The inputs of a decision; none when they are not kept.
+    pub fn inputs(&self, number: DecisionNumber) -> Option<&Inputs> {
+        let at = self.kept.binary_search_by_key(&number, |kept| kept.number).ok()?;
+        Some(&self.kept[at].inputs)
     }
 
     /// Bytes held.
@@ -110,6 +163,7 @@ pub fn explain(inputs: &Inputs, age: Duration) -> Explanation {
         prefill: scores(inputs, &evaluation.prefill, &evaluation.no_prefill, prefill),
         reasons: reasons(inputs, &evaluation),
         prompt: inputs.question.prompt,
+        otherwise: None,
     }
 }
 
@@ -124,6 +178,7 @@ fn scores(
         chosen: chosen == Some(at),
         excluded,
         matched: inputs.candidates[at].matched,
+        report_age: Some(inputs.candidates[at].load).filter(|load| load.reported).map(|load| load.age),
         terms,
         cost,
     };

@@ -1,14 +1,25 @@
 //! The load of a worker: `load(w) = its last report + this router's reservations that no report has settled`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use armature_contracts::ids::InstanceId;
+
+use super::fit::StepModel;
 use super::reservations::Pending;
 use super::step_cost::StepCost;
 use super::units::{Blocks, Micros, Millis, Time, Tokens};
 use super::worker::Worker;
 
+/// A worker reports at least once a second: one from which nothing has come for so long is overdue.
+const OVERDUE: Duration = Duration::from_secs(2);
+/// Silence costs no more than this: the stream is broken then, and opened again.
+const LONGEST_SILENCE: Duration = Duration::from_secs(60);
+/// What is left of reported work however long ago the report was: that it is done would have been reported.
+const LEFT: f64 = 0.05;
+
 /// What a worker says of itself.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Report {
     /// Requests in the batch.
     pub running: u32,
@@ -28,6 +39,10 @@ pub struct Report {
     pub draining: bool,
     /// Number of its last batch of KV events; 0 when it does not say.
     pub kv_batch: u64,
+    /// Its measured step times.
+    pub step_model: Option<StepModel>,
+    /// Instances to which it has warm transfer connections; empty when it does not say.
+    pub warm_peers: Arc<[InstanceId]>,
     /// When it came.
     pub received: Time,
 }
@@ -37,6 +52,8 @@ pub struct Report {
 pub struct Load {
     /// Whether there is a report.
     pub reported: bool,
+    /// Since the report.
+    pub age: Duration,
     /// Requests running, waiting, and unsettled.
     pub requests: u32,
     /// Prompt tokens that the report calls uncomputed.
@@ -53,11 +70,12 @@ pub struct Load {
 
 impl Load {
     /// Of a worker by its last report, if there is one, and its unsettled reservations.
-    pub fn of(worker: &Worker, report: Option<&Report>, pending: Pending) -> Self {
+    pub fn of(worker: &Worker, report: Option<&Report>, pending: Pending, now: Time) -> Self {
         let empty = Report { free: worker.kv_blocks, ..Report::default() };
         let report_or_empty = report.unwrap_or(&empty);
         Self {
             reported: report.is_some(),
+            age: report.map_or(Duration::ZERO, |report| now.since(report.received)),
             requests: report_or_empty
                 .running
                 .saturating_add(report_or_empty.waiting)
@@ -70,9 +88,17 @@ impl Load {
         }
     }
 
-    /// Q: time until the worker has computed what it has been given, `S(uncomputed) + booked work`.
+    /// Q: time until the worker has computed what it has been given: what was uncomputed when it reported, less the time since then, and
+    /// booked work. At least 5 % of the former stay, and once the report is overdue nothing more is taken off.
     pub fn queue(&self, cost: &StepCost) -> Millis {
-        Millis(cost.service(self.uncomputed).0 + Millis::from(self.pending).0)
+        let reported = cost.service(self.uncomputed).0;
+        let passed = Millis::from(self.age.min(OVERDUE)).0;
+        Millis((reported - passed).max(LEFT * reported) + Millis::from(self.pending).0)
+    }
+
+    /// For how long a report is overdue, at most a minute: so much may have come to the worker, or been left undone, that is not known.
+    pub fn overdue(&self) -> Millis {
+        Millis::from(self.age.saturating_sub(OVERDUE).min(LONGEST_SILENCE))
     }
 
     /// l: blocks held over capacity.
@@ -87,5 +113,34 @@ impl Load {
         let limit =
             worker.limits.max_running.saturating_add(worker.limits.max_waiting).saturating_add(migrants);
         worker.limits.max_running > 0 && self.requests >= limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::step_cost::StepPrior;
+    use super::*;
+
+    #[test]
+    fn reported_work_is_done_while_time_passes_until_the_report_is_overdue() {
+        let prior = StepPrior { prefill: [0.0, 1.0, 0.0], ..StepPrior::default() };
+        let cost = StepCost::new(prior, 1 << 20);
+        let of = |uncomputed, age, pending| {
+            let load = Load {
+                uncomputed: Tokens(uncomputed),
+                age: Duration::from_millis(age),
+                pending: Micros(pending),
+                ..Load::default()
+            };
+            (load.queue(&cost).0, load.overdue().0)
+        };
+        assert_eq!(of(10_000, 0, 0), (10_000.0, 0.0));
+        assert_eq!(of(10_000, 700, 3_000), (9_303.0, 0.0));
+        // Never quite gone before the worker says so.
+        assert_eq!(of(1_000, 990, 0), (50.0, 0.0));
+        // A silent worker does not look idler and idler; what it may hide grows instead.
+        assert_eq!(of(10_000, 2_000, 0), (8_000.0, 0.0));
+        assert_eq!(of(10_000, 5_000, 0), (8_000.0, 3_000.0));
+        assert_eq!(of(10_000, 1_000_000, 0), (8_000.0, 60_000.0));
     }
 }

@@ -1,6 +1,7 @@
 //! Pure decisions: no I/O, no clock, no entropy. Time and randomness are arguments.
 
 pub mod explain;
+pub mod fit;
 pub mod index;
 pub mod kv_reader;
 pub mod load;

@@ -105,6 +105,15 @@ pub struct Settled {
     pub prefill_worker: Option<WorkerRank>,
 }
 
+/// A leg that a worker's report has ended.
+#[derive(Debug, Clone)]
+pub struct SettledLeg {
+    /// Which.
+    pub leg: Leg,
+    /// Whether its worker has taken it, and so stores its blocks.
+    pub stored: bool,
+}
+
 /// What a key stands for when Route is called with it.
 #[derive(Debug)]
 pub enum Known<A> {
@@ -195,8 +204,8 @@ impl<A: Clone> Reservations<A> {
         legs
     }
 
-    /// Takes a worker's report of a reservation. Answers the legs it ended whose blocks will not come.
-    pub fn settle(&mut self, worker: InstanceId, settled: &Settled, now: Time) -> Vec<Leg> {
+    /// Takes a worker's report of a reservation. Answers the legs it ended.
+    pub fn settle(&mut self, worker: InstanceId, settled: &Settled, now: Time) -> Vec<SettledLeg> {
         let Some(open) = self.open.get(&settled.key) else { return Vec::new() };
         let leads = open.legs.iter().any(|leg| leg.worker.instance == worker && leg.side == Side::Decode);
         let over = settled.settlement != Settlement::Admitted;
@@ -208,7 +217,7 @@ impl<A: Clone> Reservations<A> {
             leads && leg.side == Side::Prefill && (over || unused)
         });
         let stored = |leg: &Leg| leg.worker.instance == worker && settled.settlement != Settlement::Refused;
-        ended.into_iter().filter(|leg| !stored(leg)).collect()
+        ended.into_iter().map(|leg| SettledLeg { stored: stored(&leg), leg }).collect()
     }
 
     /// Ends what is past its admission deadline and forgets ended keys in time. Answers the legs that no worker has named.
@@ -339,7 +348,8 @@ mod tests {
         let mut book = Reservations::new(BOUNDS);
         book.book(key(1), "first", vec![leg(1, Side::Decode, 5)], at(0)).unwrap();
         assert_eq!(book.pending(worker(1)).uncached, Tokens(5));
-        assert!(book.settle(InstanceId(1), &settled(1, Settlement::Admitted, None), at(1)).is_empty());
+        let ended = book.settle(InstanceId(1), &settled(1, Settlement::Admitted, None), at(1));
+        assert_eq!(ended.iter().map(|ended| ended.stored).collect::<Vec<_>>(), [true]);
         assert_eq!((book.pending(worker(1)), book.open()), (Pending::default(), 0));
         assert!(matches!(book.known(key(1)), Known::Answered("first")));
         book.expire(at(31));

@@ -2,10 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use armature_contracts::ids::{InstanceId, ReservationKey, WorkerRank};
 
-use super::explain::{DecisionNumber, Explanation, KeptDecisions};
+use super::explain::{DecisionNumber, Explanation, KeptDecisions, Outcome};
+use super::fit::Fits;
+use super::index::approximate::Approximate;
 use super::index::predicted::Predicted;
 use super::index::snapshot::Snapshot;
 use super::index::wire::{Batch, CheckedIndex, Doubt, Mark};
@@ -13,8 +16,8 @@ use super::index::{IndexTotals, Matches, RankBlocks};
 use super::kv_reader::RankView;
 use super::load::{Load, Report};
 use super::policy::decide::{Choice, evaluate};
-use super::policy::{Candidate, Inputs, Question, Refusal, Settings};
-use super::reservations::{Booking, Known, Leg, Pending, Reservations, Settled, TooMany};
+use super::policy::{Candidate, Inputs, Overrides, Question, Refusal, Settings};
+use super::reservations::{Booking, Known, Leg, Pending, Reservations, Settled, SettledLeg, TooMany};
 use super::units::{Blocks, Micros, SequenceHash, Side, Time, Tokens};
 use super::worker::{Status, Worker};
 
@@ -43,6 +46,16 @@ pub struct Routed {
     pub prefill: Vec<Target>,
     /// Whether the decode worker may not prefill when those fail.
     pub local_prefill_forbidden: bool,
+}
+
+impl Routed {
+    /// Who was chosen.
+    pub fn outcome(&self) -> Outcome {
+        Outcome {
+            decode: Some(self.decode.rank),
+            prefill: self.prefill.iter().map(|target| target.rank).collect(),
+        }
+    }
 }
 
 /// Why Route has no answer.
@@ -96,6 +109,8 @@ pub struct Totals {
     pub index: IndexTotals,
     /// Predicted blocks.
     pub predicted: usize,
+    /// Blocks that workers without KV events are believed to have.
+    pub approximate: usize,
     /// Unsettled reservations.
     pub open: usize,
     /// Ended reservations remembered.
@@ -110,8 +125,11 @@ pub struct Router {
     reports: HashMap<WorkerRank, Report>,
     index: CheckedIndex,
     predicted: Predicted,
+    approximate: Approximate,
     reservations: Reservations<Arc<Routed>>,
     kept: KeptDecisions,
+    fits: Fits,
+    topology: Arc<[String]>,
     settings: Settings,
     decisions: u64,
 }
@@ -130,11 +148,26 @@ impl Router {
             reports: HashMap::new(),
             index,
             predicted,
+            approximate: Approximate::new(0, Duration::ZERO, 0),
             reservations,
             kept,
+            fits: Fits::default(),
+            topology: Arc::new([]),
             settings,
             decisions: 0,
         }
+    }
+
+    /// With labels that say where a worker is, from coarse to fine; before, all are equally near.
+    #[must_use]
+    pub fn placed_by(self, topology: Arc<[String]>) -> Self {
+        Self { topology, ..self }
+    }
+
+    /// With a memory of what workers without KV events have taken; before, they are believed to have nothing.
+    #[must_use]
+    pub fn approximating(self, approximate: Approximate) -> Self {
+        Self { approximate, ..self }
     }
 
     /// Takes the present membership; what is no longer in it is dropped with its load and blocks.
@@ -144,8 +177,10 @@ impl Router {
         for rank in gone {
             self.workers.remove(&rank);
             self.reports.remove(&rank);
+            self.fits.drop_rank(rank);
             self.index.forget_rank(rank);
             self.predicted.drop_rank(rank);
+            self.approximate.drop_rank(rank);
             self.reservations.drop_worker(rank, now);
         }
         for (rank, worker) in &mut present {
@@ -153,6 +188,7 @@ impl Router {
             if self.reports.get(rank).is_some_and(|report| report.draining) {
                 worker.status = Status::Draining;
             }
+            worker.fit = self.fits.of(worker);
         }
         self.workers = present.into_iter().map(|(rank, worker)| (rank, Arc::new(worker))).collect();
     }
@@ -170,11 +206,27 @@ impl Router {
             if report.draining && worker.status != Status::Draining {
                 Arc::make_mut(worker).status = Status::Draining;
             }
+            if let Some(model) = report.step_model {
+                self.fits.take(rank, model);
+            }
             self.reports.insert(rank, report);
         }
+        if self.fits.refresh(self.workers.values().map(|worker| &**worker), now) {
+            for worker in self.workers.values_mut() {
+                let fit = self.fits.of(worker);
+                if worker.fit != fit {
+                    Arc::make_mut(worker).fit = fit;
+                }
+            }
+        }
         for settled in settled {
-            for leg in self.reservations.settle(instance, settled, now) {
-                self.predicted.withdraw(leg.worker, &leg.promised);
+            for SettledLeg { leg, stored } in self.reservations.settle(instance, settled, now) {
+                let worker = self.workers.get(&leg.worker).filter(|worker| !worker.tells_blocks());
+                match worker {
+                    _ if !stored => self.predicted.withdraw(leg.worker, &leg.promised),
+                    Some(worker) => self.approximate.store(leg.worker, worker.kv_blocks, &leg.promised, now),
+                    None => {}
+                }
             }
         }
     }
@@ -224,25 +276,27 @@ impl Router {
             Known::Answered(answer) => return Ok(answer),
             Known::Released => return Err(RouteError::Released),
         }
-        let predicted = self.predicted.find(&request.prompt, now);
-        let matches = self.index.find(&request.prompt).or(&predicted);
+        let predicted = self.predicted.find(&request.prompt);
+        let believed = self.approximate.find(&request.prompt).or(&predicted);
+        let matches = self.index.find(&request.prompt).or(&believed);
         let mut inputs = Inputs {
-            candidates: self.candidates(&request.question, &matches),
+            candidates: self.candidates(&request.question, &matches, now),
             question: request.question.clone(),
-            settings: self.settings,
+            topology: self.topology.clone(),
+            settings: self.settings.with(request.question.constraints.overrides),
             seed,
             turn: self.decisions,
         };
         let mut choice = evaluate(&inputs).choice?;
         for _ in 0..VERIFICATIONS {
-            if self.verify(&mut inputs, &choice, &request.prompt, &predicted) {
+            if self.verify(&mut inputs, &choice, &request.prompt, &believed) {
                 break;
             }
             choice = evaluate(&inputs).choice?;
         }
         let number = DecisionNumber(self.decisions + 1);
         let answer = Arc::new(self.answer(&inputs, &choice, number));
-        let legs = legs(&inputs, &choice, &request.prompt);
+        let legs = legs(&inputs, &choice, &request.prompt, &predicted);
         let targets: Vec<_> = legs.iter().map(|leg| leg.worker).collect();
         self.reservations.book(request.key, answer.clone(), legs, now)?;
         for rank in targets {
@@ -256,20 +310,21 @@ impl Router {
         Ok(answer)
     }
 
-    /// Whether the chosen workers have what they are believed to have; where not, the inputs say so from now on.
+    /// Whether the chosen workers have what they are believed to have, by their own word or `otherwise`; where not, the inputs say so from
+    /// now on.
     fn verify(
         &self,
         inputs: &mut Inputs,
         choice: &Choice,
         prompt: &[SequenceHash],
-        predicted: &Matches,
+        otherwise: &Matches,
     ) -> bool {
         let mut right = true;
         for at in choice.prefill.first().into_iter().chain([&choice.decode]) {
             let candidate = &mut inputs.candidates[*at];
             let rank = candidate.worker.rank;
             let believed = &prompt[..candidate.matched.0 as usize];
-            let verified = self.index.verify(rank, believed).max(predicted.of(rank));
+            let verified = self.index.verify(rank, believed).max(otherwise.of(rank));
             if verified < candidate.matched {
                 candidate.matched = verified;
                 right = false;
@@ -299,12 +354,33 @@ impl Router {
             self.predicted.withdraw(leg.worker, &leg.promised);
         }
         self.predicted.expire(now);
+        self.approximate.expire(now);
         unnamed.len()
     }
 
     /// Explains a decision; none when it is not kept.
     pub fn explain(&self, number: DecisionNumber, now: Time) -> Option<Explanation> {
-        self.kept.explain(number, now)
+        self.kept.explain(number, None, now)
+    }
+
+    /// Explains a decision, and who would have been chosen with other weights; none when it is not kept.
+    pub fn explain_under(
+        &self,
+        number: DecisionNumber,
+        weights: Overrides,
+        now: Time,
+    ) -> Option<Explanation> {
+        self.kept.explain(number, Some(weights), now)
+    }
+
+    /// The inputs of a decision; none when they are not kept.
+    pub fn inputs(&self, number: DecisionNumber) -> Option<&Inputs> {
+        self.kept.inputs(number)
+    }
+
+    /// Decisions made so far.
+    pub fn decisions(&self) -> u64 {
+        self.decisions
     }
 
     /// Whether every worker that is ready has reported.
@@ -317,7 +393,7 @@ impl Router {
     pub fn views(&self) -> Vec<WorkerView> {
         let view = |(rank, worker): (&WorkerRank, &Arc<Worker>)| WorkerView {
             worker: worker.clone(),
-            report: self.reports.get(rank).copied(),
+            report: self.reports.get(rank).cloned(),
             pending: self.reservations.pending(*rank),
             held: self.index.rank(*rank),
             mark: self.index.mark(*rank),
@@ -329,9 +405,14 @@ impl Router {
     pub fn totals(&self) -> Totals {
         Totals {
             workers: self.workers.len(),
-            unknown: self.workers.keys().filter(|rank| self.index.mark(**rank).is_none()).count(),
+            unknown: self
+                .workers
+                .iter()
+                .filter(|(rank, worker)| worker.tells_blocks() && self.index.mark(**rank).is_none())
+                .count(),
             index: self.index.totals(),
-            predicted: self.predicted.entries(),
+            predicted: self.predicted.blocks(),
+            approximate: self.approximate.blocks(),
             open: self.reservations.open(),
             remembered: self.reservations.remembered(),
             decision_bytes: self.kept.bytes(),
@@ -343,12 +424,16 @@ impl Router {
         self.settings
     }
 
-    fn candidates(&self, question: &Question, matches: &Matches) -> Vec<Candidate> {
+    fn candidates(&self, question: &Question, matches: &Matches, now: Time) -> Vec<Candidate> {
         let serves = |worker: &Worker| worker.namespace == question.namespace && worker.set == question.set;
-        let candidate = |(rank, worker): (&WorkerRank, &Arc<Worker>)| Candidate {
-            load: Load::of(worker, self.reports.get(rank), self.reservations.pending(*rank)),
-            matched: matches.of(*rank),
-            worker: worker.clone(),
+        let candidate = |(rank, worker): (&WorkerRank, &Arc<Worker>)| {
+            let report = self.reports.get(rank);
+            Candidate {
+                load: Load::of(worker, report, self.reservations.pending(*rank), now),
+                matched: matches.of(*rank),
+                worker: worker.clone(),
+                warm_peers: report.map(|report| report.warm_peers.clone()).unwrap_or_default(),
+            }
         };
         self.workers.iter().filter(|(_, worker)| serves(worker)).map(candidate).collect()
     }
@@ -368,16 +453,19 @@ impl Router {
     }
 }
 
-fn legs(inputs: &Inputs, choice: &Choice, promised: &Arc<[SequenceHash]>) -> Vec<Leg> {
+/// What a decision books. Blocks that an earlier request of the same beginning is to bring (`predicted`) count there.
+fn legs(inputs: &Inputs, choice: &Choice, promised: &Arc<[SequenceHash]>, predicted: &Matches) -> Vec<Leg> {
     let question = &inputs.question;
     let leg = |at: usize, side, computes: bool, requests| {
         let candidate = &inputs.candidates[at];
         let uncached = if computes { candidate.uncached(question.prompt) } else { Tokens(0) };
         let cost = candidate.worker.step_cost();
+        let covering = candidate.worker.block_size.covering(question.prompt);
+        let shared = predicted.of(candidate.worker.rank);
         let booking = Booking {
             uncached,
             work: Micros::from(cost.service(uncached)),
-            blocks: candidate.worker.block_size.covering(question.prompt),
+            blocks: Blocks(covering.0.saturating_sub(shared.0)),
             requests,
         };
         Leg { worker: candidate.worker.rank, side, booking, promised: promised.clone() }

@@ -6,11 +6,17 @@
 //! P(T) = a2 T^2 + a1 T + a0          D(l) = d2 l^2 + d1 l + d0
 //! ```
 //!
-//! Every worker of a model is rated by the same priors until a router fits them itself: one with its own fit beside one without would
-//! draw all work or none.
+//! From what workers of its type report ([`super::fit`]), with A positions attended to and n rows:
+//!
+//! ```text
+//! P(T) = base + p T + c T (T + 1) / 2          D(l, n) = base + d n + c A,    A = l * tokens of the pool
+//! ```
+//!
+//! Where there is a fit with the share s, the time is `s * fit + (1 - s) * card`.
 //!
 //! Service time of u uncached tokens alone, with C the token budget of a pass: `S(u) = floor(u/C) P(C) + P(u mod C)`.
 
+use super::fit::{StepFit, Trusted};
 use super::units::{Millis, Tokens};
 
 /// Token budget of a pass when the card names none.
@@ -42,21 +48,29 @@ impl Default for StepPrior {
 #[derive(Debug, Clone, Copy)]
 pub struct StepCost {
     prior: StepPrior,
+    fit: StepFit,
     pass_tokens: u64,
+    pool: Tokens,
 }
 
 impl StepCost {
     /// Of a worker with a token budget of `pass_tokens` (0: the default) per pass.
     pub fn new(prior: StepPrior, pass_tokens: u32) -> Self {
         let pass_tokens = if pass_tokens == 0 { DEFAULT_PASS_TOKENS } else { u64::from(pass_tokens) };
-        Self { prior, pass_tokens }
+        Self { prior, fit: StepFit::default(), pass_tokens, pool: Tokens(0) }
+    }
+
+    /// As measured, with a pool of so many tokens.
+    #[must_use]
+    pub fn fitted(self, fit: StepFit, pool: Tokens) -> Self {
+        Self { fit, pool, ..self }
     }
 
     /// P(T): one pass over `tokens` uncached tokens.
     pub fn pass(&self, tokens: u64) -> Millis {
         let t = tokens as f64;
         let [a2, a1, a0] = self.prior.prefill;
-        sane(a2 * t * t + a1 * t + a0)
+        blended(a2 * t * t + a1 * t + a0, self.fit.prefill, |fit| fit.model.pass(t))
     }
 
     /// S(u); zero for nothing to do.
@@ -75,16 +89,26 @@ impl StepCost {
         sane(slope)
     }
 
-    /// D: a decode step at `load` (active blocks / capacity, taken between 0 and 1).
-    pub fn decode(&self, load: f64) -> Millis {
+    /// D: a decode step of `rows` sequences at `load` (active blocks / capacity, taken between 0 and 1).
+    pub fn decode(&self, load: f64, rows: u32) -> Millis {
         let l = load.clamp(0.0, 1.0);
         let [d2, d1, d0] = self.prior.decode;
-        sane(d2 * l * l + d1 * l + d0)
+        let positions = l * self.pool.0 as f64;
+        blended(d2 * l * l + d1 * l + d0, self.fit.decode, |fit| fit.model.step(f64::from(rows), positions))
     }
 
     /// Moving the KV of `tokens` between workers.
     pub fn transfer(&self, tokens: Tokens) -> Millis {
         sane(self.prior.transfer_per_token.0 * tokens.0 as f64)
+    }
+}
+
+/// A time by the prior and, where there is one, by the fit; without one it is the prior's to the bit.
+fn blended(prior: f64, fit: Option<Trusted>, time: impl Fn(&Trusted) -> f64) -> Millis {
+    let prior = sane(prior);
+    match &fit {
+        None => prior,
+        Some(fit) => sane(fit.share * time(fit) + (1.0 - fit.share) * prior.0),
     }
 }
 
@@ -95,8 +119,26 @@ fn sane(time: f64) -> Millis {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fit::StepModel;
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_fit_has_its_share() {
+        let model =
+            StepModel { base: 2.0, prefill_token: 0.5, decode_row: 0.1, position: 1e-6, observations: 9 };
+        let trusted = Some(Trusted { model, share: 0.25 });
+        let prior = StepCost::new(StepPrior::default(), 1000);
+        let pool = Tokens(1_000_000);
+        let both = prior.fitted(StepFit { prefill: trusted, decode: trusted }, pool);
+        let expected = 0.75 * prior.pass(500).0 + 0.25 * (2.0 + 250.0 + 1e-6 * 125_250.0);
+        assert!((both.pass(500).0 - expected).abs() < 1e-9);
+        let expected = 0.75 * prior.decode(0.5, 7).0 + 0.25 * (2.0 + 0.7 + 0.5);
+        assert!((both.decode(0.5, 7).0 - expected).abs() < 1e-9);
+        // Each side by itself.
+        let prefill = prior.fitted(StepFit { prefill: trusted, decode: None }, pool);
+        assert_eq!((prefill.pass(500), prefill.decode(0.5, 7)), (both.pass(500), prior.decode(0.5, 7)));
+    }
 
     #[test]
     fn service_time_is_the_sum_of_its_passes() {
@@ -115,7 +157,7 @@ mod tests {
         ) {
             let prior = StepPrior { prefill: a, decode: d, transfer_per_token: Millis(a[0]) };
             let cost = StepCost::new(prior, pass);
-            for time in [cost.service(Tokens(tokens)), cost.decode(load), cost.transfer(Tokens(tokens)), cost.per_token()] {
+            for time in [cost.service(Tokens(tokens)), cost.decode(load, pass), cost.transfer(Tokens(tokens)), cost.per_token()] {
                 prop_assert!(!time.0.is_nan() && time.0 >= 0.0);
             }
         }

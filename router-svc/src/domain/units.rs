@@ -72,6 +72,12 @@ impl From<Millis> for Micros {
     }
 }
 
+impl From<Duration> for Millis {
+    fn from(time: Duration) -> Self {
+        Self(time.as_secs_f64() * 1e3)
+    }
+}
+
 impl From<Micros> for Millis {
     fn from(time: Micros) -> Self {
         Self(time.0 as f64 / 1e3)

@@ -1,10 +1,11 @@
 //! What is known of a worker from its registration and its card.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use armature_contracts::ids::WorkerRank;
 
+use super::fit::StepFit;
 use super::step_cost::{StepCost, StepPrior};
 use super::units::{BlockSize, Blocks, Tokens};
 
@@ -85,6 +86,9 @@ pub struct Limits {
     pub max_batched_tokens: u32,
 }
 
+/// Capability of an engine behind an adapter that publishes no KV events.
+const KV_EVENTS_NONE: &str = "kv-events-none";
+
 /// One rank of one worker instance.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Worker {
@@ -112,6 +116,10 @@ pub struct Worker {
     pub block_size: BlockSize,
     /// Blocks of its pool.
     pub kv_blocks: Blocks,
+    /// Deployment revision.
+    pub spec_hash: Arc<str>,
+    /// Features by name.
+    pub capabilities: Arc<BTreeSet<String>>,
     /// Pools exchange KV only at equal keys.
     pub compat_key: Digest,
     /// Scheme of its block hashes.
@@ -122,6 +130,8 @@ pub struct Worker {
     pub weight: f64,
     /// Step times, from its card.
     pub prior: StepPrior,
+    /// Step times as measured on workers of its type.
+    pub fit: StepFit,
 }
 
 impl Worker {
@@ -130,8 +140,13 @@ impl Worker {
         self.block_size.tokens(self.kv_blocks)
     }
 
-    /// Its step times, by its card.
+    /// Whether it says which blocks it has.
+    pub fn tells_blocks(&self) -> bool {
+        !self.capabilities.contains(KV_EVENTS_NONE)
+    }
+
+    /// Its step times.
     pub fn step_cost(&self) -> StepCost {
-        StepCost::new(self.prior, self.limits.max_batched_tokens)
+        StepCost::new(self.prior, self.limits.max_batched_tokens).fitted(self.fit, self.capacity())
     }
 }

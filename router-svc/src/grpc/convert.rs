@@ -11,15 +11,19 @@ use armature_contracts::router::v1 as wire;
 use armature_contracts::{inference, kv};
 
 use crate::domain::explain::{CandidateScore, DecisionNumber, Explanation};
-use crate::domain::policy::{Constraints, PrefillChoice, Question};
+use crate::domain::policy::{Adapter, Constraints, Overrides, PrefillChoice, Question, SessionKey};
 use crate::domain::router::{Request, Routed, Target, WorkerView};
-use crate::domain::units::{BlockSize, SequenceHash, Time, Tokens};
+use crate::domain::units::{BlockSize, Millis, SequenceHash, Time, Tokens};
 use crate::domain::worker::{Digest, ServedSet};
 
 /// Most choices of a request.
 pub const MAX_CHOICES: u32 = 128;
-/// Most excluded workers of a request: one per attempt, with room.
-pub const MAX_EXCLUDED: usize = 1024;
+/// Most excluded workers of a request (one per attempt, with room), and most allowed ones.
+pub const MAX_NAMED: usize = 1024;
+/// Most labels of a request.
+pub const MAX_LABELS: usize = 64;
+/// Most bytes of a label's name or value, of a session's id and of an adapter's name.
+pub const MAX_TEXT: usize = 256;
 /// Most keys of a Release.
 pub const MAX_RELEASED: usize = 1024;
 
@@ -56,7 +60,12 @@ pub fn request(message: wire::RouteRequest) -> Result<Request, Fault> {
         migrated: context.is_some_and(|context| context.migrated),
         expected_output: (message.expected_output_tokens > 0)
             .then(|| Tokens(u64::from(message.expected_output_tokens))),
-        constraints: constraints(message.constraints.unwrap_or_default())?,
+        constraints: Constraints {
+            adapter: adapter(context)?,
+            session: session(context)?,
+            overrides: overrides("overrides", message.overrides.unwrap_or_default())?,
+            ..constraints(message.constraints.unwrap_or_default())?
+        },
     };
     Ok(Request { key, question: Arc::new(question), prompt: blocks })
 }
@@ -82,10 +91,52 @@ fn block_hashes(list: Option<BlockHashes>, prompt: Tokens) -> Result<(Naming, Ar
     Ok((Some((list.hash_scheme.into(), size)), blocks))
 }
 
+fn adapter(context: Option<&inference::v1::RequestContext>) -> Result<Option<Adapter>, Fault> {
+    let Some(adapter) = context.and_then(|context| context.adapter.as_ref()) else { return Ok(None) };
+    text("context.adapter.name", &adapter.name)?;
+    Ok((!adapter.name.is_empty()).then(|| Adapter::named(&adapter.name)))
+}
+
+fn session(context: Option<&inference::v1::RequestContext>) -> Result<Option<SessionKey>, Fault> {
+    let Some(context) = context else { return Ok(None) };
+    let Some(session) = &context.session else { return Ok(None) };
+    text("context.session.id", &session.id)?;
+    Ok(SessionKey::of(&context.tenant, &session.id))
+}
+
+/// Weights of the field `name`.
+pub fn overrides(name: &str, message: wire::Overrides) -> Result<Overrides, Fault> {
+    let weights =
+        [("kappa", message.kappa), ("eta", message.eta), ("temperature_ms", message.temperature_ms)];
+    if let Some((field, _)) = weights.into_iter().find(|(_, weight)| weight.is_some_and(f64::is_nan)) {
+        return Err(Fault::invalid(format!("{name}.{field}"), "is not a number"));
+    }
+    let temperature = message.temperature_ms.map(Millis);
+    Ok(Overrides { kappa: message.kappa, eta: message.eta, temperature }.clamped())
+}
+
+fn text(field: &str, text: &str) -> Result<(), Fault> {
+    if text.len() > MAX_TEXT {
+        let problem = format!("{} bytes are above the limit of {MAX_TEXT}", text.len());
+        return Err(Fault::invalid(field, problem));
+    }
+    Ok(())
+}
+
+fn at_most(field: &str, entries: usize, limit: usize) -> Result<(), Fault> {
+    if entries > limit {
+        return Err(Fault::invalid(field, format!("{entries} entries are above the limit of {limit}")));
+    }
+    Ok(())
+}
+
 fn constraints(message: wire::Constraints) -> Result<Constraints, Fault> {
-    if message.exclude.len() > MAX_EXCLUDED {
-        let problem = format!("{} entries are above the limit of {MAX_EXCLUDED}", message.exclude.len());
-        return Err(Fault::invalid("constraints.exclude", problem));
+    at_most("constraints.exclude", message.exclude.len(), MAX_NAMED)?;
+    at_most("constraints.allow", message.allow.len(), MAX_NAMED)?;
+    at_most("constraints.labels", message.labels.len(), MAX_LABELS)?;
+    for (name, value) in &message.labels {
+        text("constraints.labels", name)?;
+        text("constraints.labels", value)?;
     }
     let prefill = match message.prefill() {
         wire::PrefillChoice::Unspecified => PrefillChoice::ByCost,
@@ -96,17 +147,16 @@ fn constraints(message: wire::Constraints) -> Result<Constraints, Fault> {
         labels: message.labels.into_iter().collect(),
         pin_decode: message.pin_decode.map(WorkerRank::from),
         pin_prefill: message.pin_prefill.map(WorkerRank::from),
+        allow: message.allow.into_iter().map(WorkerRank::from).collect(),
         exclude: message.exclude.into_iter().map(WorkerRank::from).collect(),
         prefill,
+        ..Constraints::default()
     })
 }
 
 /// Keys to release.
 pub fn released(message: &wire::ReleaseRequest) -> Result<Vec<ReservationKey>, Fault> {
-    if message.reservations.len() > MAX_RELEASED {
-        let problem = format!("{} entries are above the limit of {MAX_RELEASED}", message.reservations.len());
-        return Err(Fault::invalid("reservations", problem));
-    }
+    at_most("reservations", message.reservations.len(), MAX_RELEASED)?;
     message.reservations.iter().map(|key| reservation("reservations", Some(key))).collect()
 }
 
@@ -176,6 +226,10 @@ pub fn explanation(id: DecisionId, explanation: &Explanation) -> wire::ExplainRe
         prefill: explanation.prefill.iter().map(candidate).collect(),
         reasons: explanation.reasons.clone(),
         prompt_tokens: u32::try_from(explanation.prompt.0).unwrap_or(u32::MAX),
+        otherwise: explanation.otherwise.as_ref().map(|outcome| wire::Outcome {
+            decode: outcome.decode.map(Into::into),
+            prefill: outcome.prefill.iter().map(|rank| (*rank).into()).collect(),
+        }),
     }
 }
 
@@ -187,14 +241,15 @@ fn candidate(score: &CandidateScore) -> wire::Candidate {
         matched_blocks: score.matched.0,
         terms_ms: score.terms.iter().map(|(term, value)| (term.name().to_owned(), value)).collect(),
         cost_ms: score.cost,
+        report_age: score.report_age.and_then(duration),
     }
 }
 
 /// A worker in ListWorkers.
 pub fn worker_view(view: &WorkerView, now: Time) -> wire::WorkerView {
     let WorkerView { worker, report, pending, held, mark } = view;
-    let age = report.map(|report| now.since(report.received));
-    let report = report.unwrap_or_default();
+    let age = report.as_ref().map(|report| now.since(report.received));
+    let report = report.clone().unwrap_or_default();
     wire::WorkerView {
         worker: Some(worker.rank.into()),
         address: worker.address.to_string(),
@@ -266,6 +321,58 @@ mod tests {
                 Some(wire::Constraints { exclude: vec![Default::default(); 1025], ..Default::default() })),
             "constraints.exclude"
         );
+        let constrained = |constraints: wire::Constraints| {
+            let message = wire::RouteRequest { constraints: Some(constraints), ..valid() };
+            request(message).unwrap_err().violations[0].0.clone()
+        };
+        let long = "x".repeat(257);
+        assert_eq!(
+            constrained(wire::Constraints { allow: vec![Default::default(); 1025], ..Default::default() }),
+            "constraints.allow"
+        );
+        for labels in [
+            (0..65).map(|n| (n.to_string(), String::new())).collect(),
+            [(long.clone(), String::new())].into(),
+            [(String::new(), long.clone())].into(),
+        ] {
+            assert_eq!(constrained(wire::Constraints { labels, ..Default::default() }), "constraints.labels");
+        }
+        let of = |change: fn(&mut inference::v1::RequestContext, String)| {
+            let mut message = valid();
+            change(message.context.as_mut().unwrap(), "x".repeat(257));
+            request(message).unwrap_err().violations[0].0.clone()
+        };
+        assert_eq!(
+            of(|it, name| it.adapter = Some(inference::v1::Adapter { name, ..Default::default() })),
+            "context.adapter.name"
+        );
+        assert_eq!(
+            of(|it, id| it.session = Some(inference::v1::Session { id, ..Default::default() })),
+            "context.session.id"
+        );
+    }
+
+    #[test]
+    fn overrides_are_clamped_and_what_is_no_number_is_refused() {
+        let of = |kappa, eta, temperature_ms| {
+            request(wire::RouteRequest {
+                overrides: Some(wire::Overrides { kappa, eta, temperature_ms }),
+                ..valid()
+            })
+            .map(|request| request.question.constraints.overrides)
+        };
+        let nan = Some(f64::NAN);
+        for (wrong, field) in [
+            (of(nan, None, None), "overrides.kappa"),
+            (of(None, nan, None), "overrides.eta"),
+            (of(None, None, nan), "overrides.temperature_ms"),
+        ] {
+            assert_eq!(wrong.unwrap_err().violations[0].0, field);
+        }
+        assert_eq!(of(None, None, None).unwrap(), Overrides::default());
+        let clamped = of(Some(f64::INFINITY), Some(-1.0), Some(9.3e18)).unwrap();
+        let temperature = Some(Millis(60_000.0));
+        assert_eq!(clamped, Overrides { kappa: Some(100.0), eta: Some(0.0), temperature });
     }
 
     #[test]

@@ -22,6 +22,9 @@ use crate::metrics::{DecisionLabels, ReasonLabel};
 use crate::ports::Routers;
 use crate::shared::Shared;
 
+/// Metadata of an answer to Route.
+const DECISION_ID: &str = "x-armature-decision-id";
+
 /// The service.
 pub struct RouterEndpoint {
     /// The state.
@@ -53,11 +56,11 @@ impl RouterEndpoint {
         metrics.hit_blocks.inc_by(u64::from(computes.unwrap_or(&answer.decode).matched.0));
     }
 
-    async fn forward(&self, id: DecisionId) -> Result<ExplainResponse, Status> {
-        let text = id.to_string();
-        let address = self.routers.address(id.router).ok_or_else(|| status::unknown_decision(&text))?;
+    async fn forward(&self, id: DecisionId, request: ExplainRequest) -> Result<ExplainResponse, Status> {
+        let unknown = || status::unknown_decision(&id.to_string());
+        let address = self.routers.address(id.router).ok_or_else(unknown)?;
         let mut client = limited!(RouterServiceClient::new(self.channels.to(&address)));
-        Ok(client.explain(ExplainRequest { decision_id: text }).await?.into_inner())
+        Ok(client.explain(request).await?.into_inner())
     }
 }
 
@@ -68,7 +71,14 @@ impl RouterService for RouterEndpoint {
         let answer = self.decide(request.into_inner());
         self.shared.metrics.route_seconds.observe(began.elapsed().as_secs_f64());
         match answer {
-            Ok(answer) => Ok(Response::new(answer)),
+            Ok(answer) => {
+                let id = answer.decision_id.parse();
+                let mut response = Response::new(answer);
+                if let Ok(id) = id {
+                    response.metadata_mut().insert(DECISION_ID, id);
+                }
+                Ok(response)
+            }
             Err(fault) => {
                 let reason = fault.reason.as_str();
                 self.shared.metrics.refusals.get_or_create(&ReasonLabel { reason }).inc();
@@ -85,12 +95,18 @@ impl RouterService for RouterEndpoint {
     }
 
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
-        let id: DecisionId = request.get_ref().decision_id.parse::<DecisionId>()?;
+        let request = request.into_inner();
+        let id: DecisionId = request.decision_id.parse::<DecisionId>()?;
         if id.router != self.shared.instance() {
-            return Ok(Response::new(self.forward(id).await?));
+            return Ok(Response::new(self.forward(id, request).await?));
         }
+        let otherwise =
+            request.otherwise.map(|weights| convert::overrides("otherwise", weights)).transpose()?;
         let now = self.shared.now();
-        let explanation = self.shared.with(|router| router.explain(id.number, now));
+        let explanation = self.shared.with(|router| match otherwise {
+            Some(weights) => router.explain_under(id.number, weights, now),
+            None => router.explain(id.number, now),
+        });
         let explanation = explanation.ok_or_else(|| status::unknown_decision(&id.to_string()))?;
         Ok(Response::new(convert::explanation(id, &explanation)))
     }

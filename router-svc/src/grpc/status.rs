@@ -34,6 +34,7 @@ pub fn route_fault(error: &RouteError) -> Fault {
             }
             Refusal::BlockSize { .. } => Fault::new(Reason::BlockSizeMismatch, text),
             Refusal::HashScheme { .. } => Fault::new(Reason::HashSchemeMismatch, text),
+            Refusal::PinMissing => Fault::invalid("constraints.pin_decode", text),
             Refusal::NotEligible { rank, .. } => {
                 Fault::new(Reason::InstanceNotEligible, text).resource("worker", rank.to_string())
             }

@@ -34,14 +34,15 @@ async fn remote_prefill_is_taken_when_it_pays_and_only_then() {
     router.knows(&decode).await;
     router.knows(&prefill[0]).await;
 
-    // Ten decoding requests are stalled by a local prefill: 320 ms there and 320 * 0.05 * 10 for them, against 320 ms and the transfer.
+    // Ten decoding requests are stalled by a local prefill: 320 ms there and 320 * 0.05 * 10 for them, against 320 ms and the transfer, which
+    // takes twice as long from another zone.
     decode.load(|load| load.running = 10);
     router.sees(decode.rank, |view| view.running == 10).await;
     let answer = router.route(request(1, 320, chain(8, 20))).await.unwrap();
     assert_eq!((decode_of(&answer), prefill_of(&answer)), (DECODE, vec![11]));
     let why = router.explain(&answer.decision_id).await.unwrap();
     assert!(
-        why.reasons.iter().any(|it| it.contains("323.20 ms with remote prefill, 480.00 ms without")),
+        why.reasons.iter().any(|it| it.contains("326.40 ms with remote prefill, 480.00 ms without")),
         "{why:?}"
     );
 

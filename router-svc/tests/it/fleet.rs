@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use armature_contracts::discovery::v1::Role;
-use armature_contracts::error::{Reason, Scope};
+use armature_contracts::error::{Fault, Reason, Scope};
 use armature_contracts::kv::v1::BlockHashes;
-use armature_contracts::router::v1::Constraints;
+use armature_contracts::router::v1::{Constraints, ExplainRequest, Overrides};
 use armature_contracts::worker::v1::Settlement;
 
 use crate::fake_worker::FakeWorker;
@@ -138,7 +138,9 @@ async fn refusals_are_typed() {
     router.sees(worker.rank, |view| view.running == 256).await;
     let fault = router.route(request(5, 40, vec![])).await.unwrap_err();
     assert_eq!(fault.reason, Reason::AllWorkersBusy);
-    assert_eq!(fault.retry_after, Some(std::time::Duration::from_millis(1500)));
+    // Less what has passed since the report.
+    let left = std::time::Duration::from_millis(1_400)..=std::time::Duration::from_millis(1_500);
+    assert!(fault.retry_after.is_some_and(|after| left.contains(&after)), "{fault:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -169,7 +171,41 @@ async fn a_decision_is_explained_from_its_inputs() {
     assert!((best.terms_ms.values().sum::<f64>() - best.cost_ms).abs() < 1e-9);
     assert!(why.reasons[1].contains("has 10 of 10 prompt blocks"), "{:?}", why.reasons);
 
+    assert!(best.report_age.is_some() && why.otherwise.is_none());
+
     let unknown = router.explain(&format!("{:016x}-99", router.id)).await.unwrap_err();
     assert_eq!(unknown.reason, Reason::DecisionUnknown);
     assert_eq!(router.explain("nonsense").await.unwrap_err().reason, Reason::InvalidArgument);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_explanation_says_who_would_have_won_under_another_weight() {
+    let mut rig = Rig::new().await;
+    let (a, b) = (FakeWorker::new(1), FakeWorker::new(2));
+    a.store(&chain(7, 10));
+    rig.worker(a.clone(), Role::Aggregated).await;
+    rig.worker(b.clone(), Role::Aggregated).await;
+    let mut router = rig.router().await;
+    router.knows(&a).await;
+    a.load(|load| load.uncomputed_prefill_tokens = 300);
+    router.sees(a.rank, |view| view.uncomputed_prefill_tokens == 300).await;
+    // 300 ms of queue and 3 * 5 ms against 3 * 165 ms.
+    let answer = router.client.route(request(1, 165, chain(7, 10))).await.unwrap();
+    let id = answer.metadata().get("x-armature-decision-id").unwrap().to_str().unwrap().to_owned();
+    let answer = answer.into_inner();
+    assert_eq!((decode_of(&answer), &answer.decision_id), (1, &id));
+    let mut otherwise = async |weights: Overrides| {
+        let request = ExplainRequest { decision_id: id.clone(), otherwise: Some(weights) };
+        let answer = router.client.explain(request).await.map_err(|status| Fault::from_status(&status));
+        answer.map(|answer| answer.into_inner().otherwise.unwrap().decode.unwrap().instance_id)
+    };
+    assert_eq!(otherwise(Overrides { kappa: Some(0.0), ..Default::default() }).await.unwrap(), 2);
+    assert_eq!(otherwise(Overrides { kappa: Some(8.0), ..Default::default() }).await.unwrap(), 1);
+    let wrong = otherwise(Overrides { eta: Some(f64::NAN), ..Default::default() }).await.unwrap_err();
+    assert_eq!(wrong.violations[0].0, "otherwise.eta");
+
+    // The same weight of the request's own decides.
+    let mut request = request(2, 165, chain(7, 10));
+    request.overrides = Some(Overrides { kappa: Some(0.0), ..Default::default() });
+    assert_eq!(decode_of(&router.route(request).await.unwrap()), 2);
 }

@@ -1,6 +1,7 @@
 //! The router between a scripted discovery and scripted workers, over an in-process network.
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
 
+mod approximate;
 mod disaggregation;
 mod fake_discovery;
 mod fake_worker;

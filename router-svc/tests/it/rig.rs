@@ -13,7 +13,8 @@ use armature_contracts::router::v1::router_service_client::RouterServiceClient;
 use armature_contracts::router::v1::*;
 use armature_contracts::worker::v1::worker_service_server::WorkerServiceServer;
 use armature_router::app::{self, Parts, Running};
-use armature_router::config::{Config, PolicyName};
+use armature_router::config::Config;
+use armature_router::domain::policy::PolicyKind;
 use armature_svc_kit::address::Address;
 use armature_svc_kit::channel::{Channel, ChannelOptions, Channels};
 use armature_svc_kit::drain::Drain;
@@ -181,7 +182,7 @@ impl Rig {
 }
 
 pub fn round_robin(config: &mut Config) {
-    config.policy.name = PolicyName::RoundRobin;
+    config.policy.name = PolicyKind::RoundRobin;
 }
 
 impl RouterUnderTest {
@@ -196,7 +197,8 @@ impl RouterUnderTest {
     }
 
     pub async fn explain(&mut self, decision_id: &str) -> Result<ExplainResponse, Fault> {
-        let answer = self.client.explain(ExplainRequest { decision_id: decision_id.into() }).await;
+        let answer =
+            self.client.explain(ExplainRequest { decision_id: decision_id.into(), otherwise: None }).await;
         answer.map(tonic::Response::into_inner).map_err(|status| Fault::from_status(&status))
     }
 

@@ -1,14 +1,16 @@
 //! Which worker has which blocks of KV.
 //!
-//! Three layers: [`segmented`] holds what workers said (behind the port [`crate::ports::PrefixIndex`]; [`map`] is the plain baseline),
-//! [`wire`] checks every batch of events by count and digest and knows which ranks are known, [`predicted`] holds what routed requests
-//! will have stored soon.
+//! [`segmented`] holds what workers said (behind the port [`crate::ports::PrefixIndex`]; [`map`] is the plain baseline), [`wire`] checks every
+//! batch of events by count and digest and knows which ranks are known, [`predicted`] holds what routed requests will have stored soon, and
+//! [`approximate`] what workers that say nothing are believed to have.
 
+pub mod approximate;
 #[cfg(test)]
 mod contract;
 pub mod keyed_hash;
 pub mod map;
 pub mod predicted;
+pub mod prompts;
 pub mod segmented;
 pub mod snapshot;
 pub mod wire;

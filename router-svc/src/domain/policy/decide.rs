@@ -3,15 +3,13 @@
 use std::cmp::Ordering;
 use std::time::Duration;
 
-use armature_contracts::ids::WorkerRank;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::eligibility::{Exclusion, exclusion};
-use super::kv::{self, PromptBy};
-use super::terms::Terms;
-use super::{Candidate, Inputs, PolicyKind, PrefillChoice, Refusal, least_loaded, round_robin};
+use super::terms::{Term, Terms};
+use super::{Candidate, Inputs, Part, PrefillChoice, Refusal, Task};
 use crate::domain::units::{Millis, Side};
-use crate::domain::worker::Status;
+use crate::domain::worker::{Status, Worker};
 
 /// Prefill workers beside the chosen one that an answer names.
 pub const PREFILL_ALTERNATES: usize = 2;
@@ -64,10 +62,16 @@ pub struct Evaluation {
     pub choice: Result<Choice, Refusal>,
 }
 
+/// Why `candidate` may not take `side`, by what holds for every policy and by the policy's own filter.
+pub fn excluded(inputs: &Inputs, side: Side, candidate: &Candidate) -> Option<Exclusion> {
+    let by_policy = || inputs.settings.policy.policy().filter(&inputs.question, side, candidate);
+    exclusion(&inputs.question, side, candidate).or_else(by_policy)
+}
+
 /// Decides.
 pub fn evaluate(inputs: &Inputs) -> Evaluation {
     let exclusions = |side| -> Vec<_> {
-        inputs.candidates.iter().map(|candidate| exclusion(&inputs.question, side, candidate)).collect()
+        inputs.candidates.iter().map(|candidate| excluded(inputs, side, candidate)).collect()
     };
     let no_decode = exclusions(Side::Decode);
     let wanted = &inputs.question.constraints;
@@ -88,6 +92,16 @@ pub fn evaluate(inputs: &Inputs) -> Evaluation {
     evaluation
 }
 
+/// Why two workers cannot work together on a request.
+fn apart(inputs: &Inputs, leader: usize, helper: usize) -> Option<Exclusion> {
+    let (leading, helping) = (&inputs.candidates[leader].worker, &inputs.candidates[helper].worker);
+    if leader == helper || leading.compat_key != helping.compat_key {
+        return Some(Exclusion::Incompatible);
+    }
+    let mixed = leading.spec_hash != helping.spec_hash;
+    (mixed && !inputs.settings.mix_revisions).then_some(Exclusion::Revision)
+}
+
 fn choose(inputs: &Inputs, evaluation: &mut Evaluation) -> Result<Choice, Refusal> {
     let eligible = |why: &[Option<Exclusion>]| -> Vec<usize> {
         why.iter().enumerate().filter_map(|(at, why)| why.is_none().then_some(at)).collect()
@@ -103,33 +117,24 @@ fn choose(inputs: &Inputs, evaluation: &mut Evaluation) -> Result<Choice, Refusa
         return Err(refusal(inputs, Side::Prefill, &evaluation.no_prefill));
     }
 
-    let helps = |leader: usize, helper: usize| {
-        leader != helper && candidates[leader].worker.compat_key == candidates[helper].worker.compat_key
-    };
     let mut remote = leaders.clone();
-    remote.retain(|leader| helpers.iter().any(|helper| helps(*leader, *helper)));
-    let remote = ranked(inputs, &remote, |candidate, position, of| {
-        decode_terms(inputs, candidate, PromptBy::Remote, position, of)
-    });
+    remote.retain(|leader| helpers.iter().any(|helper| apart(inputs, *leader, *helper).is_none()));
+    let remote = ranked(Task { inputs, part: Part::Remote, pool: &remote });
     if let Some(best) = remote.first() {
-        let compatible: Vec<_> = helpers.iter().copied().filter(|helper| helps(best.at, *helper)).collect();
-        let mean_age = kv::mean_victim_age(compatible.iter().map(|at| &candidates[*at]));
-        for helper in helpers.iter().filter(|helper| !compatible.contains(helper)) {
-            evaluation.no_prefill[*helper] = Some(Exclusion::Incompatible);
+        let mut compatible = Vec::with_capacity(helpers.len());
+        for helper in helpers {
+            match apart(inputs, best.at, helper) {
+                None => compatible.push(helper),
+                why => evaluation.no_prefill[helper] = why,
+            }
         }
-        evaluation.prefill =
-            ranked(inputs, &compatible, |candidate, position, of| match inputs.settings.policy {
-                PolicyKind::Kv => kv::prefill_cost(inputs, candidate, mean_age),
-                PolicyKind::RoundRobin => round_robin::cost(inputs.turn, position, of),
-                PolicyKind::LeastLoaded => least_loaded::cost(candidate),
-            });
+        let part = Part::Prefill { decode: best.at };
+        evaluation.prefill = ranked(Task { inputs, part, pool: &compatible });
     }
 
     let mut local = leaders.clone();
     local.retain(|at| inputs.settings.local_prefill || candidates[*at].worker.roles.aggregated);
-    let local = ranked(inputs, &local, |candidate, position, of| {
-        decode_terms(inputs, candidate, PromptBy::Local, position, of)
-    });
+    let local = ranked(Task { inputs, part: Part::Local, pool: &local });
 
     let remotely = match (remote.first(), evaluation.prefill.first(), local.first()) {
         (Some(_), Some(_), None) => true,
@@ -147,15 +152,9 @@ fn choose(inputs: &Inputs, evaluation: &mut Evaluation) -> Result<Choice, Refusa
                 true
             } else if remote_class != local_class {
                 remote_class < local_class
-            } else if inputs.settings.policy == PolicyKind::Kv {
-                let weighing = Weighing {
-                    remote: kv::remote_time(inputs, decode, prefill),
-                    local: kv::local_time(inputs, local),
-                };
-                evaluation.weighing = Some(weighing);
-                weighing.remote.0 < weighing.local.0
             } else {
-                true
+                evaluation.weighing = inputs.settings.policy.policy().weigh(inputs, (decode, prefill), local);
+                evaluation.weighing.is_none_or(|weighing| weighing.remote.0 < weighing.local.0)
             }
         }
         _ => false,
@@ -178,28 +177,28 @@ fn choose(inputs: &Inputs, evaluation: &mut Evaluation) -> Result<Choice, Refusa
     Ok(Choice { decode, prefill })
 }
 
-fn decode_terms(
-    inputs: &Inputs,
-    candidate: &Candidate,
-    prompt: PromptBy,
-    position: usize,
-    of: usize,
-) -> Terms {
-    match inputs.settings.policy {
-        PolicyKind::Kv => kv::decode_cost(inputs, candidate, prompt),
-        PolicyKind::RoundRobin => round_robin::cost(inputs.turn, position, of),
-        PolicyKind::LeastLoaded => least_loaded::cost(candidate),
-    }
+/// The workers of a pool, the one to be taken first.
+fn ranked(task: Task<'_>) -> Vec<Scored> {
+    let Task { inputs, pool, .. } = task;
+    let policy = inputs.settings.policy.policy();
+    let terms = policy.score(&task);
+    let mut scored: Vec<_> = pool.iter().zip(terms).map(|(at, terms)| scored(inputs, *at, terms)).collect();
+    scored.sort_unstable_by(|a, b| order(inputs, a, b));
+    let best = scored.first().map(|best| class(&inputs.candidates[best.at]));
+    let others = scored.iter().position(|other| Some(class(&inputs.candidates[other.at])) != best);
+    let others = others.unwrap_or(scored.len());
+    policy.pick(&task, &mut scored[..others]);
+    scored
 }
 
-fn ranked(inputs: &Inputs, pool: &[usize], terms: impl Fn(&Candidate, usize, usize) -> Terms) -> Vec<Scored> {
-    let score = |(position, at): (usize, &usize)| {
-        let terms = terms(&inputs.candidates[*at], position, pool.len());
-        Scored { at: *at, cost: terms.sum(), terms }
-    };
-    let mut scored: Vec<_> = pool.iter().enumerate().map(score).collect();
-    scored.sort_unstable_by(|a, b| order(inputs, a, b));
-    scored
+fn scored(inputs: &Inputs, at: usize, mut terms: Terms) -> Scored {
+    let temperature = inputs.settings.temperature.0;
+    if temperature > 0.0 {
+        // Costs plus these: the least is drawn in proportion to exp(-cost / temperature), the second likewise of the rest.
+        let drawn = draw(inputs.seed, &inputs.candidates[at].worker);
+        terms.add(Term::Chance, temperature * drawn.max(f64::MIN_POSITIVE).ln());
+    }
+    Scored { at, cost: terms.sum(), terms }
 }
 
 fn order(inputs: &Inputs, a: &Scored, b: &Scored) -> Ordering {
@@ -207,7 +206,7 @@ fn order(inputs: &Inputs, a: &Scored, b: &Scored) -> Ordering {
     class(one)
         .cmp(&class(other))
         .then(a.cost.total_cmp(&b.cost))
-        .then_with(|| tie(inputs.seed, one.worker.rank).cmp(&tie(inputs.seed, other.worker.rank)))
+        .then_with(|| draw(inputs.seed, &one.worker).total_cmp(&draw(inputs.seed, &other.worker)))
         .then(a.at.cmp(&b.at))
 }
 
@@ -216,17 +215,22 @@ fn class(candidate: &Candidate) -> (bool, bool) {
     (candidate.worker.status == Status::Suspect, !candidate.load.reported)
 }
 
-fn tie(seed: u64, rank: WorkerRank) -> u64 {
+/// A number for a worker: of several each has the least with a probability in proportion to its weight.
+pub fn draw(seed: u64, worker: &Worker) -> f64 {
     let mut bytes = [0; 12];
-    bytes[..8].copy_from_slice(&rank.instance.0.to_le_bytes());
-    bytes[8..].copy_from_slice(&rank.dp_rank.to_le_bytes());
-    xxh3_64_with_seed(&bytes, seed)
+    bytes[..8].copy_from_slice(&worker.rank.instance.0.to_le_bytes());
+    bytes[8..].copy_from_slice(&worker.rank.dp_rank.to_le_bytes());
+    let share = ((xxh3_64_with_seed(&bytes, seed) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+    -share.ln() / worker.weight
 }
 
 fn refusal(inputs: &Inputs, side: Side, why: &[Option<Exclusion>]) -> Refusal {
     let has = |wanted| why.contains(&Some(wanted));
     let candidates = || inputs.candidates.iter().zip(why).filter(|(_, why)| **why != Some(Exclusion::Role));
     let prompt = inputs.question.prompt.0;
+    if has(Exclusion::NoPin) {
+        return Refusal::PinMissing;
+    }
     if has(Exclusion::Full) {
         let full = candidates().filter(|(_, why)| **why == Some(Exclusion::Full));
         let room = |candidate: &Candidate| candidate.load.queue(&candidate.worker.step_cost()).duration();
@@ -234,11 +238,7 @@ fn refusal(inputs: &Inputs, side: Side, why: &[Option<Exclusion>]) -> Refusal {
         return Refusal::Busy { retry_after: soonest.clamp(RETRY_AFTER.0, RETRY_AFTER.1) };
     }
     let constraints = &inputs.question.constraints;
-    let pin = match side {
-        Side::Decode => constraints.pin_decode,
-        Side::Prefill => constraints.pin_prefill,
-    };
-    if let Some(rank) = pin {
+    if let Some(rank) = constraints.pin(side) {
         let at = inputs.candidates.iter().position(|candidate| candidate.worker.rank == rank);
         let why = at
             .map_or("not a worker of this model", |at| why[at].map_or("without a partner", Exclusion::text));

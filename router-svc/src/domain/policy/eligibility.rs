@@ -1,6 +1,6 @@
 //! Who may be chosen at all.
 
-use super::{Candidate, Question, pin};
+use super::{Candidate, Question};
 use crate::domain::units::Side;
 use crate::domain::worker::Status;
 
@@ -11,14 +11,20 @@ pub enum Exclusion {
     Role,
     /// Another worker is pinned.
     NotPinned,
+    /// Only pinned workers are taken, and nobody is.
+    NoPin,
     /// The request excludes it.
     Excluded,
+    /// The request allows others only.
+    NotAllowed,
     /// Not yet serving.
     Starting,
     /// Takes no new work.
     Draining,
     /// A label is missing or different.
     Labels,
+    /// It does not have the request's adapter.
+    Adapter,
     /// Hash scheme differs from the request's.
     HashScheme,
     /// Block size differs from the request's.
@@ -33,6 +39,8 @@ pub enum Exclusion {
     NoPrefill,
     /// KV of other form than the decode worker's.
     Incompatible,
+    /// Of another deployment revision than the decode worker, or the other way round.
+    Revision,
     /// The request wants the prompt computed on the decode worker.
     LocalWanted,
 }
@@ -43,10 +51,13 @@ impl Exclusion {
         match self {
             Self::Role => "of another role",
             Self::NotPinned => "not the pinned worker",
+            Self::NoPin => "not pinned",
             Self::Excluded => "excluded by the request",
+            Self::NotAllowed => "not among those that the request allows",
             Self::Starting => "starting",
             Self::Draining => "draining",
             Self::Labels => "without a label that the request asks for",
+            Self::Adapter => "without the adapter",
             Self::HashScheme => "of another hash scheme",
             Self::BlockSize => "of another block size",
             Self::Context => "of too short a context",
@@ -54,12 +65,13 @@ impl Exclusion {
             Self::Full => "full",
             Self::NoPrefill => "without a prefill worker, and may not prefill itself",
             Self::Incompatible => "of an incompatible KV layout",
+            Self::Revision => "of another deployment revision",
             Self::LocalWanted => "not wanted: the request asks for local prefill",
         }
     }
 }
 
-/// Whether `candidate` may take `side` of the request, as far as that depends on it alone.
+/// Why `candidate` may not take `side` of the request, as far as that depends on it alone and is the same for every policy.
 pub fn exclusion(question: &Question, side: Side, candidate: &Candidate) -> Option<Exclusion> {
     let worker = &candidate.worker;
     let constraints = &question.constraints;
@@ -70,8 +82,11 @@ pub fn exclusion(question: &Question, side: Side, candidate: &Candidate) -> Opti
     if !has_role {
         return Some(Exclusion::Role);
     }
-    if pin::forbids(constraints, side, worker.rank) {
+    if constraints.pinned_elsewhere(side, worker.rank) {
         return Some(Exclusion::NotPinned);
+    }
+    if !constraints.allow.is_empty() && !constraints.allow.contains(&worker.rank) {
+        return Some(Exclusion::NotAllowed);
     }
     if constraints.exclude.contains(&worker.rank) {
         return Some(Exclusion::Excluded);
@@ -84,6 +99,10 @@ pub fn exclusion(question: &Question, side: Side, candidate: &Candidate) -> Opti
     let carries = |(name, value): (&String, &String)| worker.labels.get(name) == Some(value);
     if !constraints.labels.iter().all(carries) {
         return Some(Exclusion::Labels);
+    }
+    if constraints.adapter.as_ref().is_some_and(|adapter| !worker.capabilities.contains(adapter.capability()))
+    {
+        return Some(Exclusion::Adapter);
     }
     if let Some((scheme, size)) = &question.hashes {
         // A worker without a scheme publishes no blocks that could be confused.

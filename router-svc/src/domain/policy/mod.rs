@@ -1,134 +1,151 @@
 //! The decision: a pure function of its inputs.
 //!
-//! Every policy is a cost per worker and task, in named terms; eligibility, ranking, the choice between local and remote prefill and
-//! alternates are the same for all. Workers in doubt come after those that are not, workers without a report after those with one, then
-//! the cost decides, and between equal costs a hash of worker and seed. The seed is an input, so equal inputs give equal decisions.
+//! A [`Policy`] is one file: it may filter beyond what holds for every policy ([`eligibility`]), it scores the eligible workers of a task by costs
+//! in named terms, and it may pick otherwise than by the least. Ranking, the choice between local and remote prefill and alternates are the same for all
+//! ([`decide`]): workers in doubt come after those that are not, workers without a report after those with one, then the cost decides, and between
+//! equal costs a draw by seed in proportion to the workers' weights. The seed is an input, so equal inputs give equal decisions.
+//!
+//! To add one: write its file, and name it in [`PolicyKind`].
 
 pub mod decide;
+pub mod direct;
 pub mod eligibility;
 pub mod kv;
 pub mod least_loaded;
 pub mod pin;
+pub mod power_of_two;
 #[cfg(test)]
-mod properties;
+pub(crate) mod properties;
+mod question;
+mod refusal;
 pub mod round_robin;
+pub mod session;
+mod settings;
 pub mod terms;
+mod topology;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use armature_contracts::ids::WorkerRank;
+use armature_contracts::ids::{InstanceId, WorkerRank};
+
+pub use question::{Adapter, Constraints, PrefillChoice, Question, SessionKey};
+pub use refusal::Refusal;
+pub use settings::{Overrides, Settings};
 
 use super::load::Load;
-use super::units::{BlockSize, Blocks, Tokens};
-use super::worker::{ServedSet, Worker};
+use super::units::{Blocks, Side, Tokens};
+use super::worker::Worker;
+use decide::{Scored, Weighing};
+use eligibility::Exclusion;
+use terms::Terms;
 
-/// How workers are scored.
+/// A way of choosing.
+pub trait Policy: Sync {
+    /// Name in configuration, metrics and answers.
+    fn name(&self) -> &'static str;
+
+    /// Why `candidate` may not take `side` of the request, beyond what holds for every policy.
+    fn filter(&self, _question: &Question, _side: Side, _candidate: &Candidate) -> Option<Exclusion> {
+        None
+    }
+
+    /// The cost of every worker of the task's pool, in its order.
+    fn score(&self, task: &Task<'_>) -> Vec<Terms>;
+
+    /// Puts first who is to be taken of `best`: the workers nobody of the pool is more certain than, by rising cost.
+    fn pick(&self, _task: &Task<'_>, _best: &mut [Scored]) {}
+
+    /// Time to the first token with the prompt computed by `remote.1` for `remote.0`, and by `local`; none where costs are no times: remote
+    /// prefill is taken whenever there is one then.
+    fn weigh(
+        &self,
+        _inputs: &Inputs,
+        _remote: (&Candidate, &Candidate),
+        _local: &Candidate,
+    ) -> Option<Weighing> {
+        None
+    }
+}
+
+/// What the workers of a pool are scored for.
+#[derive(Debug, Clone, Copy)]
+pub struct Task<'a> {
+    /// Everything that is known.
+    pub inputs: &'a Inputs,
+    /// What they would do.
+    pub part: Part,
+    /// Eligible workers, by index into the inputs' candidates, rising.
+    pub pool: &'a [usize],
+}
+
+impl<'a> Task<'a> {
+    /// The workers of the pool.
+    pub fn candidates(self) -> impl ExactSizeIterator<Item = &'a Candidate> {
+        self.pool.iter().map(move |at| &self.inputs.candidates[*at])
+    }
+}
+
+/// A worker's part in a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PolicyKind {
+pub enum Part {
+    /// Leads it and computes the prompt.
+    Local,
+    /// Leads it and is given the prompt's KV.
+    Remote,
+    /// Computes the prompt for this decode worker, by index into the inputs' candidates.
+    Prefill {
+        /// Who leads.
+        decode: usize,
+    },
+}
+
+macro_rules! policies {
+    ($($(#[$doc:meta])* $kind:ident => $policy:expr,)*) => {
+        /// The policies there are.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum PolicyKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl PolicyKind {
+            /// Every policy.
+            pub const ALL: &[Self] = &[$(Self::$kind),*];
+
+            /// How it chooses.
+            pub fn policy(self) -> &'static dyn Policy {
+                match self {
+                    $(Self::$kind => &$policy,)*
+                }
+            }
+        }
+    };
+}
+
+policies! {
     /// By KV locality and load, in milliseconds.
-    Kv,
+    Kv => kv::Kv,
     /// In turn.
-    RoundRobin,
+    RoundRobin => round_robin::RoundRobin,
     /// By requests in hand.
-    LeastLoaded,
+    LeastLoaded => least_loaded::LeastLoaded,
+    /// The worker that the client names.
+    Direct => direct::Direct,
+    /// The less loaded of two drawn ones.
+    PowerOfTwo => power_of_two::PowerOfTwo,
+    /// A conversation stays where it is.
+    Session => session::Session,
 }
 
 impl PolicyKind {
     /// Name in configuration, metrics and answers.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Kv => "kv",
-            Self::RoundRobin => "round-robin",
-            Self::LeastLoaded => "least-loaded",
-        }
+        self.policy().name()
     }
-}
 
-/// Weights of the cost, the same for every decision of a router.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Settings {
-    /// How workers are scored.
-    pub policy: PolicyKind,
-    /// kappa: price of duplicating blocks that exist elsewhere, in units of computing them.
-    pub kappa: f64,
-    /// kappa of the prefill pool.
-    pub kappa_prefill: f64,
-    /// eta: weight of decode time against time to first token.
-    pub eta: f64,
-    /// Weight of the eviction-age term of the prefill pool.
-    pub eviction_age: f64,
-    /// E_o: output tokens of a request that names no expectation.
-    pub expected_output: Tokens,
-    /// Whether decode workers may prefill.
-    pub local_prefill: bool,
-    /// Whether a READY prefill worker is used whatever it costs.
-    pub prefer_remote: bool,
-}
-
-impl Default for Settings {
-    /// As tuned in simulation on public traces: kappa 2 (1 in a prefill pool), eta 0.05.
-    fn default() -> Self {
-        Self {
-            policy: PolicyKind::Kv,
-            kappa: 2.0,
-            kappa_prefill: 1.0,
-            eta: 0.05,
-            eviction_age: 2.0,
-            expected_output: Tokens(300),
-            local_prefill: true,
-            prefer_remote: false,
-        }
+    /// The policy of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
-}
-
-/// Where the prompt is to be computed, by the client's wish.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PrefillChoice {
-    /// Where it costs less.
-    #[default]
-    ByCost,
-    /// On a prefill worker whenever one is ready.
-    Remote,
-    /// On the decode worker.
-    Local,
-}
-
-/// What a client asks of the choice.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Constraints {
-    /// Label and value that a worker must carry.
-    pub labels: BTreeMap<String, String>,
-    /// Only this decode worker.
-    pub pin_decode: Option<WorkerRank>,
-    /// Only this prefill worker.
-    pub pin_prefill: Option<WorkerRank>,
-    /// Never these.
-    pub exclude: Vec<WorkerRank>,
-    /// Where the prompt is computed.
-    pub prefill: PrefillChoice,
-}
-
-/// What is to be decided.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Question {
-    /// Deployment.
-    pub namespace: Arc<str>,
-    /// Workers that can serve it.
-    pub set: ServedSet,
-    /// isl: all of the prompt, tokens generated before a migration included.
-    pub prompt: Tokens,
-    /// Scheme and block size of the hash list; none without one.
-    pub hashes: Option<(Arc<str>, BlockSize)>,
-    /// Choices that decode in parallel, at least 1.
-    pub choices: u32,
-    /// It was begun by a worker that gave it up or was lost: workers take it before new requests.
-    pub migrated: bool,
-    /// Expected output, when the client says so.
-    pub expected_output: Option<Tokens>,
-    /// Wishes.
-    pub constraints: Constraints,
 }
 
 /// One worker of the served set, as it was at the decision.
@@ -140,6 +157,8 @@ pub struct Candidate {
     pub load: Load,
     /// Blocks of the prompt that it is believed to have.
     pub matched: Blocks,
+    /// Instances to which it has warm transfer connections; empty when it does not say.
+    pub warm_peers: Arc<[InstanceId]>,
 }
 
 impl Candidate {
@@ -157,7 +176,9 @@ pub struct Inputs {
     pub question: Arc<Question>,
     /// Workers of the set, by rank.
     pub candidates: Vec<Candidate>,
-    /// Weights.
+    /// Labels that say where a worker is, from coarse to fine.
+    pub topology: Arc<[String]>,
+    /// Weights, the request's overrides taken in.
     pub settings: Settings,
     /// Breaks ties.
     pub seed: u64,
@@ -168,66 +189,16 @@ pub struct Inputs {
 impl Inputs {
     /// Bytes they hold, roughly: what bounds the decisions that are kept.
     pub fn bytes(&self) -> usize {
+        let constraints = &self.question.constraints;
         let labels: usize =
-            self.question.constraints.labels.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
+            constraints.labels.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
+        let named = constraints.exclude.len() + constraints.allow.len();
+        let peers: usize = self.candidates.iter().map(|candidate| candidate.warm_peers.len()).sum();
         size_of::<Self>()
             + size_of::<Question>()
+            + peers * size_of::<InstanceId>()
             + labels
-            + self.question.constraints.exclude.len() * size_of::<WorkerRank>()
+            + named * size_of::<WorkerRank>()
             + self.candidates.len() * size_of::<Candidate>()
     }
-}
-
-/// Why there is no decision.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// Nobody serves it now.
-    #[error("no eligible worker: {0}")]
-    NoWorkers(String),
-    /// Everybody who could is full.
-    #[error("every eligible worker is full")]
-    Busy {
-        /// When the first may have room, by the queue model.
-        retry_after: Duration,
-    },
-    /// The sequence is too long for every worker.
-    #[error("{prompt} prompt tokens do not fit the context of {limit}")]
-    ContextLength {
-        /// Asked.
-        prompt: u64,
-        /// Largest context of the set.
-        limit: u64,
-    },
-    /// The sequence fits no KV pool.
-    #[error("{prompt} prompt tokens do not fit a KV pool of {limit}")]
-    Pool {
-        /// Asked.
-        prompt: u64,
-        /// Largest pool of the set.
-        limit: u64,
-    },
-    /// The hash list has another block size.
-    #[error("blocks of {got} tokens, but the workers use {expected}")]
-    BlockSize {
-        /// The workers'.
-        expected: u32,
-        /// The request's.
-        got: u32,
-    },
-    /// The hash list is of another scheme.
-    #[error("block hashes by {got}, but the workers use {expected}")]
-    HashScheme {
-        /// The workers'.
-        expected: Arc<str>,
-        /// The request's.
-        got: Arc<str>,
-    },
-    /// The pinned worker cannot take it.
-    #[error("worker {rank} is {why}")]
-    NotEligible {
-        /// The pinned one.
-        rank: WorkerRank,
-        /// Why not.
-        why: &'static str,
-    },
 }

@@ -1,9 +1,24 @@
-//! In turn, blind to load and locality: the baseline that others are measured against.
+//! In turn, blind to load, locality and weights: the baseline that others are measured against.
 
 use super::terms::{Term, Terms};
+use super::{Policy, Task};
+
+/// See the module.
+pub struct RoundRobin;
+
+impl Policy for RoundRobin {
+    fn name(&self) -> &'static str {
+        "round-robin"
+    }
+
+    fn score(&self, task: &Task<'_>) -> Vec<Terms> {
+        let of = task.pool.len();
+        (0..of).map(|position| cost(task.inputs.turn, position, of)).collect()
+    }
+}
 
 /// Cost of the worker at `position` of `of` eligible ones: how far away its turn is.
-pub fn cost(turn: u64, position: usize, of: usize) -> Terms {
+fn cost(turn: u64, position: usize, of: usize) -> Terms {
     let of = of.max(1) as u64;
     let away = (position as u64 + of - turn % of) % of;
     Terms::of([(Term::Turn, away as f64)])
