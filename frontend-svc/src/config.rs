@@ -6,6 +6,7 @@ use std::time::Duration;
 use armature_svc_kit::address::Address;
 use armature_svc_kit::secret::Secret;
 use armature_svc_kit::telemetry::TelemetryConfig;
+use http::HeaderName;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::flight::Limits;
@@ -47,6 +48,12 @@ pub struct Config {
     pub max_moves: u32,
     /// Longest wait for a worker or a router while none is READY, seconds; 0: such a request is refused at once.
     pub hold_seconds: u64,
+    /// Wait for room at a worker of a request that names none, milliseconds; 0: none. A request names its own in x-armature-max-queue-ms, at most
+    /// first_token_seconds. Routers have a limit of their own.
+    pub max_queue_ms: u64,
+    /// Header in which a trusted proxy names the tenant that it has authenticated, and which it takes out of what clients send; empty: all are
+    /// one tenant.
+    pub tenant_header: String,
     /// Seconds that accepted requests may take after a shutdown was asked for.
     pub drain_seconds: u64,
     /// Endpoint Picker of a Kubernetes Gateway.
@@ -87,6 +94,8 @@ impl Default for Config {
             max_retries: 3,
             max_moves: 16,
             hold_seconds: 10,
+            max_queue_ms: 60_000,
+            tenant_header: String::new(),
             drain_seconds: 120,
             gateway: GatewayConfig::default(),
             telemetry: TelemetryConfig::default(),
@@ -118,6 +127,13 @@ impl Config {
         if let Some((key, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(Invalid { key, problem: "zero or empty" });
         }
+        let tenant_header = match self.tenant_header.as_str() {
+            "" => None,
+            name => Some(
+                HeaderName::from_bytes(name.as_bytes())
+                    .map_err(|_| Invalid { key: "tenant_header", problem: "not the name of a header" })?,
+            ),
+        };
         Ok(Settings {
             namespace: self.namespace.clone(),
             max_in_flight: self.max_in_flight,
@@ -125,6 +141,8 @@ impl Config {
             between_tokens: Duration::from_secs(self.between_tokens_seconds),
             limits: Limits { retries: self.max_retries, moves: self.max_moves, ..Limits::default() },
             hold: Duration::from_secs(self.hold_seconds),
+            max_queue: Duration::from_millis(self.max_queue_ms),
+            tenant_header,
         })
     }
 }
@@ -156,5 +174,7 @@ mod tests {
     fn what_cannot_work_is_named() {
         let config = Config { discovery: Vec::new(), ..Config::default() };
         assert_eq!(config.validate().unwrap_err().to_string(), "discovery is zero or empty");
+        let config = Config { tenant_header: "a b".into(), ..Config::default() };
+        assert_eq!(config.validate().unwrap_err().to_string(), "tenant_header is not the name of a header");
     }
 }

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use jiff::ZonedDateTime;
+use tokio::time::Instant;
 
 use crate::domain::digest::Digest;
 use crate::domain::leg::{Failure, LegPlan};
@@ -22,8 +23,13 @@ pub trait ArtifactSource: Send + Sync + 'static {
 
 /// Decides which workers run a leg.
 pub trait Routing: Send + Sync + 'static {
-    /// Asks the routers in their order until one answers.
-    fn route(&self, request: &Prepared, plan: &LegPlan) -> BoxFuture<'static, Result<Decision, Fault>>;
+    /// Asks the routers in their order until one answers. Until `queue_until` it may wait there for a worker that has room.
+    fn route(
+        &self,
+        request: &Prepared,
+        plan: &LegPlan,
+        queue_until: Instant,
+    ) -> BoxFuture<'static, Result<Decision, Fault>>;
     /// Ends a reservation that `router` made. Best effort, does not wait.
     fn release(&self, key: ReservationKey, router: &str);
 }

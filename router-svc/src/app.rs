@@ -140,6 +140,8 @@ pub async fn start(config: Config, parts: Parts) -> Result<Running, StartError> 
             ("index_max_approximate_entries", config.index.approximate_entries),
             ("reservations_max_open", config.reservations.max_open),
             ("decision_max_bytes", config.explain.max_bytes),
+            ("backlog_max_requests", config.backlog.max_requests),
+            ("backlog_max_bytes", config.backlog.max_bytes),
         ],
     );
     let server_metrics = ServerMetrics::new(registry.sub_registry_with_prefix("armature_router"));
@@ -237,6 +239,7 @@ impl Assembled {
             drain: drain.clone(),
             channels: channels.clone(),
             routers: Arc::new(ViewedRouters(members.clone())),
+            max_wait: Duration::from_millis(config.backlog.max_wait_ms),
         };
         let options = ServerOptions {
             max_in_flight: config.max_in_flight,
@@ -280,6 +283,7 @@ impl Assembled {
             until(drain.stopping(), reading),
             until(drain.stopping(), ticks(&shared)),
             until(drain.draining(), first_reports),
+            refuse_waiting(&drain, &shared),
             shut_down(&drain, &registration, Duration::from_secs(config.drain_seconds)),
         );
         Ok(served?)
@@ -296,6 +300,11 @@ async fn ticks(shared: &Shared) {
         ticks.tick().await;
         shared.tick();
     }
+}
+
+async fn refuse_waiting(drain: &Drain, shared: &Shared) {
+    drain.refusing().await;
+    shared.refuse_waiting();
 }
 
 async fn until(end: impl Future<Output = ()>, work: impl Future<Output = ()>) {

@@ -8,6 +8,7 @@ use armature_svc_kit::secret::Secret;
 use armature_svc_kit::telemetry::TelemetryConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::domain::backlog;
 use crate::domain::index::segmented;
 use crate::domain::policy::{PolicyKind, Settings};
 use crate::domain::reservations::Bounds;
@@ -46,6 +47,8 @@ pub struct Config {
     pub index: IndexConfig,
     /// Reservations.
     pub reservations: ReservationConfig,
+    /// Requests that wait for room at a worker.
+    pub backlog: BacklogConfig,
     /// Kept decisions.
     pub explain: ExplainConfig,
     /// Streams from the workers.
@@ -177,6 +180,24 @@ pub struct ReservationConfig {
     pub remember_ms: u64,
 }
 
+/// Requests that wait for room at a worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BacklogConfig {
+    /// Requests that wait at a time, below max_in_flight; 0: workers queue all they take, and what they do not is refused at once.
+    pub max_requests: usize,
+    /// Bytes of their hash lists and of what else they hold.
+    pub max_bytes: usize,
+    /// Longest wait of a request, milliseconds; shorter where the request says so.
+    pub max_wait_ms: u64,
+    /// Waiting so many milliseconds is worth one class of priority.
+    pub aging_ms: u64,
+    /// Whether tenants take turns by the tokens they were given.
+    pub fair: bool,
+    /// Milliseconds of work that may be queued at every worker before requests wait here; 0: as much as workers take.
+    pub worker_queue_ms: u64,
+}
+
 /// Kept decisions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -223,6 +244,7 @@ impl Default for Config {
             topology: TopologyConfig::default(),
             index: IndexConfig::default(),
             reservations: ReservationConfig::default(),
+            backlog: BacklogConfig::default(),
             explain: ExplainConfig::default(),
             feed: FeedConfig::default(),
             kv_events: KvEventsConfig::default(),
@@ -268,6 +290,19 @@ impl Default for ReservationConfig {
     }
 }
 
+impl Default for BacklogConfig {
+    fn default() -> Self {
+        Self {
+            max_requests: 4096,
+            max_bytes: 64 * 1024 * 1024,
+            max_wait_ms: 60_000,
+            aging_ms: 5_000,
+            fair: true,
+            worker_queue_ms: 500,
+        }
+    }
+}
+
 impl Default for ExplainConfig {
     fn default() -> Self {
         Self { max_bytes: 64 * 1024 * 1024, record_dir: None, record_max_bytes: 1 << 30 }
@@ -302,6 +337,10 @@ pub struct Valid {
     pub settings: Settings,
     /// Bounds of reservations.
     pub reservations: Bounds,
+    /// What may wait, and in which order.
+    pub backlog: backlog::Bounds,
+    /// What may be queued at workers while nothing waits.
+    pub depth: Option<Millis>,
 }
 
 impl Config {
@@ -328,6 +367,7 @@ impl Config {
             ("feed.snapshots_at_once", self.feed.snapshots_at_once),
             ("discovery", self.discovery.len()),
             ("namespace", self.namespace.len()),
+            ("backlog.aging_ms", self.backlog.aging_ms as usize),
         ];
         if let Some((key, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(Invalid { key, problem: "zero or empty" });
@@ -339,6 +379,12 @@ impl Config {
             return Err(Invalid {
                 key: "index.max_bytes",
                 problem: "below 1048576, what an empty index may take",
+            });
+        }
+        if self.backlog.max_requests >= self.max_in_flight {
+            return Err(Invalid {
+                key: "backlog.max_requests",
+                problem: "not below max_in_flight: requests that wait would leave no call for others",
             });
         }
         if self.feed.backoff_min_ms == 0 || self.feed.backoff_max_ms < self.feed.backoff_min_ms {
@@ -366,6 +412,14 @@ impl Config {
                 max_open: self.reservations.max_open,
                 max_ended: self.reservations.max_ended,
             },
+            backlog: backlog::Bounds {
+                max_requests: self.backlog.max_requests,
+                max_bytes: self.backlog.max_bytes,
+                aging: Duration::from_millis(self.backlog.aging_ms),
+                fair: self.backlog.fair,
+            },
+            depth: (self.backlog.max_requests > 0 && self.backlog.worker_queue_ms > 0)
+                .then_some(Millis(self.backlog.worker_queue_ms as f64)),
         })
     }
 }

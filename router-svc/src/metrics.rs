@@ -7,6 +7,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::domain::backlog;
 use crate::domain::router::Totals;
 
 /// Policy and way of a decision.
@@ -43,7 +44,7 @@ pub struct Metrics {
     pub prompt_blocks: Counter,
     /// Of those, blocks that the worker which computes the prompt was believed to have.
     pub hit_blocks: Counter,
-    /// Time of a call of Route.
+    /// Time of a call of Route that did not wait for room.
     pub route_seconds: Histogram,
     /// Streams opened again.
     pub feed_reconnects: Family<StreamLabel, Counter>,
@@ -57,6 +58,8 @@ pub struct Metrics {
     pub unrecorded: Counter,
     /// Legs of reservations that no worker named in time.
     pub unnamed: Counter,
+    /// Requests that wait.
+    pub backlog: BacklogMetrics,
     gauges: Gauges,
 }
 
@@ -91,9 +94,11 @@ impl Metrics {
             recorded: Counter::default(),
             unrecorded: Counter::default(),
             unnamed: Counter::default(),
+            backlog: BacklogMetrics::new(),
             gauges: Gauges::default(),
         };
         let registry = registry.sub_registry_with_prefix("armature_router");
+        it.backlog.register(registry);
         registry.register("decisions", "Decisions by policy and place of the prefill", it.decisions.clone());
         registry.register("refusals", "Refused requests by reason", it.refusals.clone());
         registry.register(
@@ -108,7 +113,7 @@ impl Metrics {
         );
         registry.register_with_unit(
             "route",
-            "Time of a call of Route",
+            "Time of a call of Route that did not wait",
             Unit::Seconds,
             it.route_seconds.clone(),
         );
@@ -165,7 +170,7 @@ impl Metrics {
     }
 
     /// Registers the bounds, so that a dashboard can show how near they are.
-    pub fn bounds(registry: &mut Registry, bounds: [(&'static str, usize); 6]) {
+    pub fn bounds(registry: &mut Registry, bounds: [(&'static str, usize); 8]) {
         let registry = registry.sub_registry_with_prefix("armature_router");
         for (name, bound) in bounds {
             let gauge = Gauge::<i64>::default();
@@ -187,6 +192,71 @@ impl Metrics {
         gauges.open.set(whole(totals.open));
         gauges.remembered.set(whole(totals.remembered));
         gauges.decision_bytes.set(whole(totals.decision_bytes));
+    }
+}
+
+/// Requests that wait for room. Reasons are from a fixed list.
+#[derive(Clone, Debug)]
+pub struct BacklogMetrics {
+    /// How long requests waited, whatever became of them.
+    pub waited: Histogram,
+    /// Requests that did not wait, or no longer, by reason.
+    pub refusals: Family<ReasonLabel, Counter>,
+    /// Requests whose callers went away.
+    pub cancelled: Counter,
+    requests: Gauge,
+    calls: Gauge,
+    bytes: Gauge,
+    tenants: Gauge,
+}
+
+impl BacklogMetrics {
+    fn new() -> Self {
+        Self {
+            // 1 ms .. 131 s: from one report of a worker to longer than requests usually may wait.
+            waited: Histogram::new(exponential_buckets(1e-3, 2.0, 18)),
+            refusals: Family::default(),
+            cancelled: Counter::default(),
+            requests: Gauge::default(),
+            calls: Gauge::default(),
+            bytes: Gauge::default(),
+            tenants: Gauge::default(),
+        }
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register_with_unit(
+            "backlog_waited",
+            "Time that requests waited for room, whatever became of them",
+            Unit::Seconds,
+            self.waited.clone(),
+        );
+        registry.register(
+            "backlog_refusals",
+            "Requests that did not wait for room, or no longer, by reason",
+            self.refusals.clone(),
+        );
+        registry.register(
+            "backlog_cancelled",
+            "Waiting requests whose callers went away",
+            self.cancelled.clone(),
+        );
+        registry.register("backlog_requests", "Requests that wait for room", self.requests.clone());
+        registry.register("backlog_calls", "Calls that wait for these requests", self.calls.clone());
+        registry.register("backlog_bytes", "Bytes of requests that wait for room", self.bytes.clone());
+        registry.register(
+            "backlog_tenants",
+            "Tenants that wait for room, or are remembered for what they were given",
+            self.tenants.clone(),
+        );
+    }
+
+    /// Shows the gauges.
+    pub fn show(&self, waiting: backlog::Totals) {
+        self.requests.set(whole(waiting.requests));
+        self.calls.set(whole(waiting.calls));
+        self.bytes.set(whole(waiting.bytes));
+        self.tenants.set(whole(waiting.tenants));
     }
 }
 

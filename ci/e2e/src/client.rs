@@ -75,6 +75,24 @@ impl Client {
         Self::read(request.body(body).send().await?).await
     }
 
+    /// POST of a JSON body with further headers.
+    ///
+    /// # Errors
+    /// What the transport says.
+    pub async fn post_with(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &Value,
+    ) -> reqwest::Result<Answer> {
+        let mut request =
+            self.http.post(format!("{}{path}", self.base)).header("content-type", "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        Self::read(request.body(body.to_string()).send().await?).await
+    }
+
     async fn read(response: reqwest::Response) -> reqwest::Result<Answer> {
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         let bytes = response.bytes().await?;

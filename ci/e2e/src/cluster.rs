@@ -88,6 +88,7 @@ impl Cluster {
             ("grpc", self.grpc.clone()),
             ("admin", "127.0.0.1:0".into()),
             ("discovery", format!("[\"{}\"]", self.discovery)),
+            ("tenant_header", "x-tenant".into()),
         ];
         self.process("frontend", "armature-frontend", &sets);
     }

@@ -83,6 +83,21 @@ pub fn unpin(question: &mut router::RouteRequest) -> bool {
     decode.is_some() || prefill.is_some()
 }
 
+/// Whether only certain workers are to be chosen.
+pub fn is_pinned(question: &router::RouteRequest) -> bool {
+    let constraints = question.constraints.as_ref();
+    constraints.is_some_and(|it| it.pin_decode.is_some() || it.pin_prefill.is_some())
+}
+
+/// The question of a request that may wait so long for a worker that has room.
+pub fn queueing(question: router::RouteRequest, max_queue: Duration) -> router::RouteRequest {
+    let mut context = question.context.unwrap_or_default();
+    // What is too long for the wire is no limit.
+    context.budget =
+        max_queue.try_into().ok().map(|wait| inference::Budget { max_queue: Some(wait), attempts_left: 0 });
+    router::RouteRequest { context: Some(context), ..question }
+}
+
 /// A router's answer; `None` when it names no decode worker.
 pub fn decision(answer: router::RouteResponse, router: &str) -> Option<Decision> {
     let target = |it: router::Target| Some(Target { worker: it.worker?.into(), address: it.address });

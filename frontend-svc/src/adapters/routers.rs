@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use armature_contracts::error::{Fault, Reason};
 use armature_contracts::ids::{InstanceId, ReservationKey};
+use armature_contracts::router::v1::RouteRequest;
 use armature_contracts::router::v1::router_service_client::RouterServiceClient;
 use armature_svc_kit::address::Address;
 use armature_svc_kit::channel::{Channels, KeepAlive};
@@ -38,7 +39,7 @@ pub struct GrpcRouters {
     failures: Arc<Mutex<Failures>>,
     releases: Releases,
     failovers: Counter,
-    /// Longest wait in a router's queue when the caller names no deadline.
+    /// Longest wait for a router's answer when the caller names no deadline.
     patience: Duration,
     origin: Instant,
 }
@@ -97,7 +98,12 @@ impl GrpcRouters {
 }
 
 impl Routing for GrpcRouters {
-    fn route(&self, request: &Prepared, plan: &LegPlan) -> BoxFuture<'static, Result<Decision, Fault>> {
+    fn route(
+        &self,
+        request: &Prepared,
+        plan: &LegPlan,
+        queue_until: Instant,
+    ) -> BoxFuture<'static, Result<Decision, Fault>> {
         let routers = self.clone();
         let candidates = self.candidates(request);
         let mut question = convert::route(request, plan);
@@ -112,10 +118,22 @@ impl Routing for GrpcRouters {
                 let channel = routers.channels.with_keep_alive(&parsed, KeepAlive::EAGER);
                 let mut client = limited!(RouterServiceClient::new(channel));
                 let asked = Asked { releases: &routers.releases, router: &address, key, answered: false };
-                let mut answer = client.route(convert::request(question.clone(), &call)).await;
+                // A pinned worker that has no room is no reason to wait: others may have.
+                let wait = |question: &RouteRequest| {
+                    let pinned = convert::is_pinned(question);
+                    if pinned {
+                        Duration::ZERO
+                    } else {
+                        queue_until.saturating_duration_since(Instant::now())
+                    }
+                };
+                let ask = |question: &RouteRequest| {
+                    convert::request(convert::queueing(question.clone(), wait(question)), &call)
+                };
+                let mut answer = client.route(ask(&question)).await;
                 if answer.as_ref().is_err_and(|status| !goes_on(status)) && convert::unpin(&mut question) {
                     // The workers that a gateway chose cannot take it by now; a refusal has booked nothing.
-                    answer = client.route(convert::request(question.clone(), &call)).await;
+                    answer = client.route(ask(&question)).await;
                 }
                 asked.answered();
                 match answer {

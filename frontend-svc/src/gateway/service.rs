@@ -21,7 +21,6 @@ use crate::http::completions::CompletionRequest;
 use crate::http::error::ApiError;
 use crate::session::pick::Picked;
 use crate::session::pipeline::Pipeline;
-use crate::session::prepare::Caller;
 
 /// The Endpoint Picker.
 #[derive(Clone)]
@@ -98,7 +97,7 @@ impl Talk {
     async fn decide(&mut self, asked: Asked) -> Result<Destination, ApiError> {
         let mut call = Call::from_headers(&asked.headers, Instant::now());
         call.request_id.get_or_insert_with(|| RequestId::from_random(self.picker.pipeline.draw()));
-        let caller = Caller { call: call.clone(), ..Caller::default() };
+        let caller = self.picker.pipeline.caller(call.clone(), &asked.headers)?;
         let ask = parse(&asked)?;
         let pick = Box::pin(self.picker.pipeline.pick(ask, caller));
         let picked = call.scope(pick).await?;

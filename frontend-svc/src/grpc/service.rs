@@ -17,7 +17,6 @@ use crate::domain::prompt::Input;
 use crate::session::answer::Event;
 use crate::session::generate::Generation;
 use crate::session::pipeline::Pipeline;
-use crate::session::prepare::Caller;
 
 /// Most tokens of one Detokenize: beyond any context length, and decoded in a moment.
 const MAX_DETOKENIZE: usize = 4 * 1024 * 1024;
@@ -43,12 +42,12 @@ impl Inference {
     async fn open(&self, request: Request<wire::GenerateRequest>) -> Result<GenerateStream, Fault> {
         let mut call = request.extensions().get::<Call>().cloned().unwrap_or_default();
         call.request_id.get_or_insert_with(|| RequestId::from_random(self.pipeline.draw()));
+        let caller = self.pipeline.caller(call, request.metadata().as_ref()).map_err(invalid)?;
         let message = request.into_inner();
         let tokens = message.return_token_ids
             || message.sampling.as_ref().is_some_and(|sampling| sampling.logprobs.is_some());
         let prompt = convert::prompt_field(&message);
         let ask = convert::ask(message)?;
-        let caller = Caller { call, ..Caller::default() };
         let opened = Box::pin(self.pipeline.open(ask, caller)).await;
         let generation = opened.map_err(|fault| of_prompt(fault, prompt))?;
         Ok(messages(generation, tokens))

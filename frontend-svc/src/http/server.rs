@@ -33,9 +33,9 @@ use super::sse::{self, Api, Common, Events};
 use crate::domain::pin::Pin;
 use crate::domain::prompt::{Ask, Input};
 use crate::session::answer::Opened;
+use crate::session::caller::Caller;
 use crate::session::generate::Generation;
 use crate::session::pipeline::Pipeline;
-use crate::session::prepare::Caller;
 
 /// What the handlers share.
 #[derive(Clone)]
@@ -51,8 +51,10 @@ pub struct HttpApi {
 }
 
 impl HttpApi {
-    fn pin(&self, headers: &HeaderMap) -> Option<Pin> {
-        self.follow_pins.then(|| Pin::from_headers(|name| headers.get(name)?.to_str().ok())).flatten()
+    fn caller(&self, call: Call, headers: &HeaderMap) -> Result<Caller, ApiError> {
+        let pin = || Pin::from_headers(|name| headers.get(name)?.to_str().ok());
+        let pin = self.follow_pins.then(pin).flatten();
+        Ok(Caller { pin, ..self.pipeline.caller(call, headers)? })
     }
 
     /// The routes.
@@ -75,14 +77,13 @@ async fn chat(State(api): State<HttpApi>, request: Request) -> Response {
         let (parts, body) = request.into_parts();
         let ChatRequest { ask, streaming } =
             parsed(&parts.headers, body, api.max_body, ChatRequest::parse).await?;
-        answer(&api, call, api.pin(&parts.headers), Api::Chat, vec![ask], streaming, false).await.map_err(
-            |mut error| {
-                if error.param.as_deref() == Some("logprobs") {
-                    error.param = Some("top_logprobs".to_owned());
-                }
-                error
-            },
-        )
+        let caller = api.caller(call, &parts.headers)?;
+        answer(&api, caller, Api::Chat, vec![ask], streaming, false).await.map_err(|mut error| {
+            if error.param.as_deref() == Some("logprobs") {
+                error.param = Some("top_logprobs".to_owned());
+            }
+            error
+        })
     })
     .await
 }
@@ -92,7 +93,8 @@ async fn completions(State(api): State<HttpApi>, request: Request) -> Response {
         let (parts, body) = request.into_parts();
         let CompletionRequest { asks, streaming, echo } =
             parsed(&parts.headers, body, api.max_body, CompletionRequest::parse).await?;
-        answer(&api, call, api.pin(&parts.headers), Api::Text, asks, streaming, echo).await
+        let caller = api.caller(call, &parts.headers)?;
+        answer(&api, caller, Api::Text, asks, streaming, echo).await
     })
     .await
 }
@@ -167,14 +169,12 @@ where
 
 async fn answer(
     api: &HttpApi,
-    call: Call,
-    pin: Option<Pin>,
+    caller: Caller,
     kind: Api,
     asks: Vec<Ask>,
     streaming: Streaming,
     echo: bool,
 ) -> Result<Response, ApiError> {
-    let caller = Caller { call, tenant: String::new(), pin };
     let each = asks.first().map_or(1, |ask| ask.params.n);
     let logprobs = asks.first().is_some_and(|ask| ask.params.sampling.logprobs.is_some());
     let texts: Vec<Option<String>> = asks.iter().map(prompt_text).collect();

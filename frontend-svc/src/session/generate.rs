@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_stream::{StreamExt as _, StreamMap};
 
 use super::answer::{Event, Opened, Summary};
-use super::leg::{self, LegEvent, LegStream};
+use super::leg::{self, LegEvent, LegStream, Start};
 use super::pipeline::{Admission, Pipeline};
 use super::prepare::Prepared;
 use crate::domain::deaths::Fingerprint;
@@ -49,6 +49,8 @@ pub struct Generation {
     summary: Summary,
     /// When the next token is overdue.
     overdue: Instant,
+    /// Until when it may wait for room at a worker, before one has taken it.
+    queue_until: Instant,
     /// How long it may wait for somebody to be READY, while it does.
     held_until: Option<Instant>,
     pace: Pace,
@@ -82,6 +84,7 @@ impl Generation {
             seen: BTreeSet::new(),
             summary: Summary { prompt_tokens, ..Summary::default() },
             overdue: now + pipeline.settings.first_token,
+            queue_until: pipeline.queue_until(&request.caller),
             held_until: None,
             pace: pipeline.metrics.pace(&request.set.name, prompt_tokens, now),
             over: false,
@@ -361,8 +364,11 @@ impl Generation {
     fn launch(&mut self, plan: LegPlan, pause: Duration) {
         let id = plan.leg;
         let outside = &self.pipeline.outside;
-        let stream =
-            leg::run(outside.routing.clone(), outside.workers.clone(), self.request.clone(), plan, pause);
+        // A leg that replaces one has as long again, whatever the client wanted: it has seen tokens, and waits in mid-stream.
+        let queue_until =
+            if plan.migrated { Instant::now() + self.pipeline.settings.max_queue } else { self.queue_until };
+        let start = Start { plan, pause, queue_until };
+        let stream = leg::run(outside.routing.clone(), outside.workers.clone(), self.request.clone(), start);
         self.legs.insert(id, stream);
     }
 

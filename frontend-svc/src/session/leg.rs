@@ -7,6 +7,7 @@ use armature_contracts::error::{Fault, Reason};
 use armature_contracts::ids::ReservationKey;
 use futures_util::StreamExt as _;
 use futures_util::stream::{self, BoxStream};
+use tokio::time::Instant;
 
 use super::prepare::Prepared;
 use crate::domain::leg::{Failure, LegPlan};
@@ -40,6 +41,7 @@ struct Leg {
     workers: Arc<dyn Workers>,
     request: Arc<Prepared>,
     plan: LegPlan,
+    queue_until: Instant,
     reservation: Option<Reservation>,
 }
 
@@ -69,16 +71,27 @@ impl Drop for Reservation {
     }
 }
 
-/// Runs `plan`, after `pause`.
+/// What a leg begins with.
+#[derive(Debug)]
+pub struct Start {
+    /// What is to be done.
+    pub plan: LegPlan,
+    /// Before anybody is asked.
+    pub pause: Duration,
+    /// Until then the router may wait for a worker that has room.
+    pub queue_until: Instant,
+}
+
+/// Runs a leg.
 pub fn run(
     routing: Arc<dyn Routing>,
     workers: Arc<dyn Workers>,
     request: Arc<Prepared>,
-    plan: LegPlan,
-    pause: Duration,
+    start: Start,
 ) -> LegStream {
+    let Start { plan, pause, queue_until } = start;
     let step = if pause.is_zero() { Step::Route } else { Step::Pause(pause) };
-    let leg = Leg { step, routing, workers, request, plan, reservation: None };
+    let leg = Leg { step, routing, workers, request, plan, queue_until, reservation: None };
     stream::unfold(leg, |mut leg| async move {
         let event = leg.next().await?;
         Some((event, leg))
@@ -93,18 +106,20 @@ impl Leg {
             self.step = Step::Route;
         }
         match std::mem::replace(&mut self.step, Step::Over) {
-            Step::Route => Some(match self.routing.route(&self.request, &self.plan).await {
-                Ok(decision) => {
-                    self.reservation = Some(Reservation::new(
-                        self.routing.clone(),
-                        self.plan.reservation,
-                        decision.router.clone(),
-                    ));
-                    self.step = Step::Ask(decision.clone());
-                    LegEvent::Placed(decision)
-                }
-                Err(fault) => LegEvent::Failed(Failure { fault, contacted: false }),
-            }),
+            Step::Route => {
+                Some(match self.routing.route(&self.request, &self.plan, self.queue_until).await {
+                    Ok(decision) => {
+                        self.reservation = Some(Reservation::new(
+                            self.routing.clone(),
+                            self.plan.reservation,
+                            decision.router.clone(),
+                        ));
+                        self.step = Step::Ask(decision.clone());
+                        LegEvent::Placed(decision)
+                    }
+                    Err(fault) => LegEvent::Failed(Failure { fault, contacted: false }),
+                })
+            }
             Step::Ask(decision) => match self.workers.generate(&self.request, &self.plan, &decision).await {
                 Ok(stream) => self.follow(stream).await,
                 Err(failure) => Some(LegEvent::Failed(failure)),

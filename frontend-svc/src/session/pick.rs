@@ -5,9 +5,9 @@ use std::sync::Arc;
 use armature_contracts::error::{Fault, Reason};
 use tokio::time::{Instant, sleep};
 
+use super::caller::Caller;
 use super::leg::Reservation;
 use super::pipeline::{Admission, Pipeline};
-use super::prepare::Caller;
 use crate::domain::flight::Flight;
 use crate::domain::prompt::Ask;
 use crate::ports::Decision;
@@ -32,12 +32,13 @@ impl Pipeline {
     /// Checks and routes a request. While nobody is READY it waits, as [`Pipeline::open`] does.
     pub async fn pick(self: &Arc<Self>, ask: Ask, caller: Caller) -> Result<Picked, Fault> {
         let admission = self.admit()?;
+        let queue_until = self.queue_until(&caller);
         let request = self.prepare(ask, caller).await?;
         let (_, plan) = Flight::new(request.params.n, self.settings.limits, self.draw());
         let until = Instant::now() + self.settings.hold;
         let routing = self.outside.routing.clone();
         let decision = loop {
-            match routing.route(&request, &plan).await {
+            match routing.route(&request, &plan, queue_until).await {
                 Err(fault) if fault.reason == Reason::NoWorkers && Instant::now() < until => {
                     sleep(HOLD_PAUSE).await;
                 }

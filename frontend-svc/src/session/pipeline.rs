@@ -4,15 +4,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use armature_contracts::error::{Fault, Reason};
+use armature_svc_kit::call::Call;
 use armature_svc_kit::drain::{Drain, InFlight};
+use http::{HeaderMap, HeaderName};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, timeout_at};
 use tower::retry::budget::{Budget as _, TpsBudget};
 
+use super::caller::Caller;
 use super::generate::Generation;
-use super::prepare::{Caller, Prepared, check_ids, prepare, tokens_of};
+use super::prepare::{Prepared, check_ids, prepare, tokens_of};
 use crate::domain::deaths::{Deaths, Fingerprint};
 use crate::domain::flight::Limits;
+use crate::domain::params::Invalid;
 use crate::domain::prompt::{Ask, Input};
 use crate::metrics::Metrics;
 use crate::models::catalogue::{Catalogue, ServedSet};
@@ -44,6 +48,10 @@ pub struct Settings {
     pub limits: Limits,
     /// Longest wait for somebody to be READY.
     pub hold: Duration,
+    /// Wait for room at a worker of a request that names none.
+    pub max_queue: Duration,
+    /// Header in which a trusted proxy names the tenant.
+    pub tenant_header: Option<HeaderName>,
 }
 
 /// The outside, as arguments.
@@ -104,6 +112,17 @@ impl Pipeline {
     /// The models as they change.
     pub fn catalogue_changes(&self) -> watch::Receiver<Arc<Catalogue>> {
         self.outside.catalogue.clone()
+    }
+
+    /// Who asks, by the headers of a request.
+    pub fn caller(&self, call: Call, headers: &HeaderMap) -> Result<Caller, Invalid> {
+        Caller::from_headers(call, headers, self.settings.tenant_header.as_ref())
+    }
+
+    /// Until when a request of this caller may wait for room at a worker.
+    pub(super) fn queue_until(&self, caller: &Caller) -> Instant {
+        let wanted = caller.max_queue.unwrap_or(self.settings.max_queue);
+        Instant::now() + wanted.min(self.settings.first_token)
     }
 
     /// 128 random bits.

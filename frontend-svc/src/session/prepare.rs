@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use armature_contracts::error::{Fault, Reason};
 use armature_kv_hash::{RootKey, RootParts, sequence_hashes};
-use armature_svc_kit::call::{Call, RequestId};
 use jiff::ZonedDateTime;
 
+use super::caller::Caller;
 use crate::domain::deaths::Fingerprint;
 use crate::domain::detokenize::Detokenizer;
 use crate::domain::params::Params;
-use crate::domain::pin::Pin;
 use crate::domain::prompt::{Ask, Chat, Input, Session};
 use crate::models::catalogue::ServedSet;
 use crate::models::template::RenderError;
@@ -20,24 +19,6 @@ use crate::models::tokenizer::ModelTokenizer;
 const INLINE_BYTES: usize = 4096;
 /// Last tokens of a text prompt that its continuation is decoded behind.
 const TAIL: usize = 4;
-
-/// Who asks, and until when.
-#[derive(Debug, Clone, Default)]
-pub struct Caller {
-    /// Request id, deadline of the caller (`None`: it named none) and trace; travels with every call made for the request.
-    pub call: Call,
-    /// From authentication; empty without one.
-    pub tenant: String,
-    /// Workers that a gateway has chosen.
-    pub pin: Option<Pin>,
-}
-
-impl Caller {
-    /// The request id.
-    pub fn request_id(&self) -> &str {
-        self.call.request_id.as_ref().map_or("", RequestId::as_str)
-    }
-}
 
 /// A request that is ready to be routed.
 #[derive(Debug)]

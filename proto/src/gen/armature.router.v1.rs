@@ -346,8 +346,10 @@ pub mod router_service_client {
             self
         }
         /// Decides and reserves. Idempotent on (reservation id, attempt): a repeated call gets the first answer, or CANCELLED after a Release, and
-        /// books nothing. An ended key is remembered for 30 s (bounded). Errors: NO_WORKERS (unknown model or none eligible), ALL_WORKERS_BUSY with
-        /// RetryInfo, HASH_SCHEME_MISMATCH, BLOCK_SIZE_MISMATCH.
+        /// books nothing. An ended key is remembered for 30 s (bounded). While every eligible worker is full the call waits, as long as the context's
+        /// budget.max_queue and the deadline allow, and at most as long as the router is configured for; calls for one key get one answer, dropping the call
+        /// ends the wait, Release answers CANCELLED. Errors: NO_WORKERS (unknown model or none eligible), ALL_WORKERS_BUSY with RetryInfo (nobody had
+        /// room in time, or none is expected in time: then at once), DRAINING (also of a call that waits), HASH_SCHEME_MISMATCH, BLOCK_SIZE_MISMATCH.
         pub async fn route(
             &mut self,
             request: impl tonic::IntoRequest<super::RouteRequest>,
@@ -463,8 +465,10 @@ pub mod router_service_server {
     #[async_trait]
     pub trait RouterService: std::marker::Send + std::marker::Sync + 'static {
         /// Decides and reserves. Idempotent on (reservation id, attempt): a repeated call gets the first answer, or CANCELLED after a Release, and
-        /// books nothing. An ended key is remembered for 30 s (bounded). Errors: NO_WORKERS (unknown model or none eligible), ALL_WORKERS_BUSY with
-        /// RetryInfo, HASH_SCHEME_MISMATCH, BLOCK_SIZE_MISMATCH.
+        /// books nothing. An ended key is remembered for 30 s (bounded). While every eligible worker is full the call waits, as long as the context's
+        /// budget.max_queue and the deadline allow, and at most as long as the router is configured for; calls for one key get one answer, dropping the call
+        /// ends the wait, Release answers CANCELLED. Errors: NO_WORKERS (unknown model or none eligible), ALL_WORKERS_BUSY with RetryInfo (nobody had
+        /// room in time, or none is expected in time: then at once), DRAINING (also of a call that waits), HASH_SCHEME_MISMATCH, BLOCK_SIZE_MISMATCH.
         async fn route(
             &self,
             request: tonic::Request<super::RouteRequest>,

@@ -105,9 +105,7 @@ impl Membership {
                 },
             }
         }
-        let shared = &self.feeds.shared;
-        let now = shared.now();
-        shared.with(|router| router.members(workers, now));
+        self.feeds.shared.members(workers);
         // Feeds start after their workers are members, or a first report would be nobody's.
         self.follow(&present);
         self.feeds.shared.membership_complete(complete);

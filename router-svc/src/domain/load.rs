@@ -9,7 +9,10 @@ use super::fit::StepModel;
 use super::reservations::Pending;
 use super::step_cost::StepCost;
 use super::units::{Blocks, Micros, Millis, Time, Tokens};
-use super::worker::Worker;
+use super::worker::{Limits, Worker};
+
+/// A worker that finishes a request has another at hand, and one more for the step after it.
+const LEAST_QUEUE: u32 = 2;
 
 /// A worker reports at least once a second: one from which nothing has come for so long is overdue.
 const OVERDUE: Duration = Duration::from_secs(2);
@@ -56,6 +59,10 @@ pub struct Load {
     pub age: Duration,
     /// Requests running, waiting, and unsettled.
     pub requests: u32,
+    /// Of those, waiting.
+    pub waiting: u32,
+    /// Of those, unsettled.
+    pub unsettled: u32,
     /// Prompt tokens that the report calls uncomputed.
     pub uncomputed: Tokens,
     /// Booked prefill work of unsettled reservations.
@@ -80,6 +87,8 @@ impl Load {
                 .running
                 .saturating_add(report_or_empty.waiting)
                 .saturating_add(pending.requests),
+            waiting: report_or_empty.waiting,
+            unsettled: pending.requests,
             uncomputed: report_or_empty.uncomputed,
             pending: pending.work,
             active: u64::from(report_or_empty.active.0) + pending.blocks,
@@ -106,13 +115,24 @@ impl Load {
         self.active as f64 / f64::from(worker.kv_blocks.0.max(1))
     }
 
-    /// Whether the worker would refuse one more request: it runs and queues all it may, which is as many as it runs more where that
-    /// was `migrated`. Unknown limits are never reached.
+    /// Whether the worker would refuse one more request: it runs and queues all it may, or queues all it may, for what is sent to it waits
+    /// until its next step. It may queue as many as it runs more where that one was `migrated`. Unknown limits are never reached.
     pub fn full(&self, worker: &Worker, migrated: bool) -> bool {
-        let migrants = if migrated { worker.limits.max_running } else { 0 };
-        let limit =
-            worker.limits.max_running.saturating_add(worker.limits.max_waiting).saturating_add(migrants);
-        worker.limits.max_running > 0 && self.requests >= limit
+        let Limits { max_running, max_waiting, .. } = worker.limits;
+        let queue = max_waiting.saturating_add(if migrated { max_running } else { 0 });
+        let runs_all = max_running > 0 && self.requests >= max_running.saturating_add(queue);
+        let queues_all = max_running > 0 && max_waiting > 0 && self.queued() >= queue;
+        runs_all || queues_all
+    }
+
+    /// Whether so much is queued that one more request could not begin soon: at least two, and of them either two that the worker itself says
+    /// that it cannot begin, or more work than `depth`.
+    pub fn deep(&self, cost: &StepCost, depth: Millis) -> bool {
+        self.queued() >= LEAST_QUEUE && (self.waiting >= LEAST_QUEUE || self.queue(cost) >= depth)
+    }
+
+    fn queued(&self) -> u32 {
+        self.waiting.saturating_add(self.unsettled)
     }
 }
 

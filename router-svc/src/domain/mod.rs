@@ -1,5 +1,7 @@
 //! Pure decisions: no I/O, no clock, no entropy. Time and randomness are arguments.
 
+pub mod backlog;
+pub mod dispatch;
 pub mod explain;
 pub mod fit;
 pub mod index;

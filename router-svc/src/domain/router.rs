@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use armature_contracts::ids::{InstanceId, ReservationKey, WorkerRank};
 
+use super::dispatch::NotHeld;
 use super::explain::{DecisionNumber, Explanation, KeptDecisions, Outcome};
 use super::fit::Fits;
 use super::index::approximate::Approximate;
@@ -18,8 +19,10 @@ use super::load::{Load, Report};
 use super::policy::decide::{Choice, evaluate};
 use super::policy::{Candidate, Inputs, Overrides, Question, Refusal, Settings};
 use super::reservations::{Booking, Known, Leg, Pending, Reservations, Settled, SettledLeg, TooMany};
-use super::units::{Blocks, Micros, SequenceHash, Side, Time, Tokens};
+use super::units::{Blocks, Micros, Millis, SequenceHash, Side, Time, Tokens};
 use super::worker::{Status, Worker};
+
+mod room;
 
 /// Decisions for one request that are made again because a chosen worker had less than was believed; the last one stands.
 const VERIFICATIONS: usize = 3;
@@ -70,6 +73,9 @@ pub enum RouteError {
     /// The bound of reservations is reached.
     #[error(transparent)]
     TooMany(#[from] TooMany),
+    /// Nobody has room, and it does not wait for that, or no longer.
+    #[error(transparent)]
+    NotHeld(#[from] NotHeld),
 }
 
 /// A request to be routed.
@@ -132,6 +138,8 @@ pub struct Router {
     topology: Arc<[String]>,
     settings: Settings,
     decisions: u64,
+    /// What may be queued at a worker while others have nothing to do with it; none: what the worker takes.
+    depth: Option<Millis>,
 }
 
 impl Router {
@@ -155,6 +163,7 @@ impl Router {
             topology: Arc::new([]),
             settings,
             decisions: 0,
+            depth: None,
         }
     }
 
@@ -168,6 +177,12 @@ impl Router {
     #[must_use]
     pub fn approximating(self, approximate: Approximate) -> Self {
         Self { approximate, ..self }
+    }
+
+    /// Refuses new requests as long as every eligible worker has more than `depth` of work queued, and at least two requests.
+    #[must_use]
+    pub fn with_depth(self, depth: Option<Millis>) -> Self {
+        Self { depth, ..self }
     }
 
     /// Takes the present membership; what is no longer in it is dropped with its load and blocks.
@@ -276,11 +291,16 @@ impl Router {
             Known::Answered(answer) => return Ok(answer),
             Known::Released => return Err(RouteError::Released),
         }
+        let mut candidates = self.candidates(&request.question, now);
+        self.room(&request.question, &candidates)?;
         let predicted = self.predicted.find(&request.prompt);
         let believed = self.approximate.find(&request.prompt).or(&predicted);
         let matches = self.index.find(&request.prompt).or(&believed);
+        for candidate in &mut candidates {
+            candidate.matched = matches.of(candidate.worker.rank);
+        }
         let mut inputs = Inputs {
-            candidates: self.candidates(&request.question, &matches, now),
+            candidates,
             question: request.question.clone(),
             topology: self.topology.clone(),
             settings: self.settings.with(request.question.constraints.overrides),
@@ -424,18 +444,29 @@ impl Router {
         self.settings
     }
 
-    fn candidates(&self, question: &Question, matches: &Matches, now: Time) -> Vec<Candidate> {
-        let serves = |worker: &Worker| worker.namespace == question.namespace && worker.set == question.set;
-        let candidate = |(rank, worker): (&WorkerRank, &Arc<Worker>)| {
-            let report = self.reports.get(rank);
+    /// What `key` stands for.
+    pub fn known(&self, key: ReservationKey) -> Known<Arc<Routed>> {
+        self.reservations.known(key)
+    }
+
+    fn load(&self, worker: &Worker, now: Time) -> Load {
+        Load::of(worker, self.reports.get(&worker.rank), self.reservations.pending(worker.rank), now)
+    }
+
+    /// Workers that serve it, not yet matched with its blocks.
+    fn candidates(&self, question: &Question, now: Time) -> Vec<Candidate> {
+        let serves =
+            |worker: &&Arc<Worker>| worker.namespace == question.namespace && worker.set == question.set;
+        let candidate = |worker: &Arc<Worker>| {
+            let report = self.reports.get(&worker.rank);
             Candidate {
-                load: Load::of(worker, report, self.reservations.pending(*rank), now),
-                matched: matches.of(*rank),
+                load: self.load(worker, now),
+                matched: Blocks(0),
                 worker: worker.clone(),
                 warm_peers: report.map(|report| report.warm_peers.clone()).unwrap_or_default(),
             }
         };
-        self.workers.iter().filter(|(_, worker)| serves(worker)).map(candidate).collect()
+        self.workers.values().filter(serves).map(candidate).collect()
     }
 
     fn answer(&self, inputs: &Inputs, choice: &Choice, number: DecisionNumber) -> Routed {

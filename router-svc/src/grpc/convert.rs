@@ -10,6 +10,7 @@ use armature_contracts::kv_hash::HASH_SCHEME;
 use armature_contracts::router::v1 as wire;
 use armature_contracts::{inference, kv};
 
+use crate::domain::backlog::Claim;
 use crate::domain::explain::{CandidateScore, DecisionNumber, Explanation};
 use crate::domain::policy::{Adapter, Constraints, Overrides, PrefillChoice, Question, SessionKey};
 use crate::domain::router::{Request, Routed, Target, WorkerView};
@@ -26,6 +27,11 @@ pub const MAX_LABELS: usize = 64;
 pub const MAX_TEXT: usize = 256;
 /// Most keys of a Release.
 pub const MAX_RELEASED: usize = 1024;
+
+/// Longest name of a tenant.
+pub const MAX_TENANT_BYTES: usize = 256;
+/// Of a call's time, what its answer needs to arrive.
+const ANSWER: Duration = Duration::from_millis(50);
 
 /// A request to be routed.
 pub fn request(message: wire::RouteRequest) -> Result<Request, Fault> {
@@ -68,6 +74,31 @@ pub fn request(message: wire::RouteRequest) -> Result<Request, Fault> {
         },
     };
     Ok(Request { key, question: Arc::new(question), prompt: blocks })
+}
+
+/// What a request may claim of the backlog: it may wait as long as its budget says, `left` of its deadline allows, and at most `max_wait`.
+pub fn claim(
+    message: &wire::RouteRequest,
+    left: Option<Duration>,
+    max_wait: Duration,
+    now: Time,
+) -> Result<Claim, Fault> {
+    let context = message.context.as_ref();
+    let tenant = context.map_or("", |context| context.tenant.as_str());
+    if tenant.len() > MAX_TENANT_BYTES {
+        let problem = format!("{} bytes are above the limit of {MAX_TENANT_BYTES}", tenant.len());
+        return Err(Fault::invalid("context.tenant", problem));
+    }
+    let budget = context.and_then(|context| context.budget.as_ref()?.max_queue);
+    let budget = match budget {
+        Some(budget) => Duration::try_from(budget)
+            .map_err(|_| Fault::invalid("context.budget.max_queue", "must not be negative"))?,
+        None => max_wait,
+    };
+    // The answer must be there before the call is cut off at its deadline.
+    let left = left.map_or(max_wait, |left| left.saturating_sub(ANSWER));
+    let until = now.after(budget.min(left).min(max_wait));
+    Ok(Claim { tenant: tenant.into(), priority: context.map_or(0, |context| context.priority), until })
 }
 
 type Naming = Option<(Arc<str>, BlockSize)>;

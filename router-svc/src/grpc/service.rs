@@ -1,6 +1,7 @@
 //! RouterService: converts, asks the state, answers. Holds no state of its own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use armature_contracts::error::Fault;
 use armature_contracts::router::v1::router_service_client::RouterServiceClient;
@@ -9,6 +10,7 @@ use armature_contracts::router::v1::{
     ExplainRequest, ExplainResponse, ListWorkersRequest, ListWorkersResponse, ReleaseRequest,
     ReleaseResponse, RouteRequest, RouteResponse,
 };
+use armature_svc_kit::call::Call;
 use armature_svc_kit::channel::Channels;
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::limited;
@@ -35,13 +37,22 @@ pub struct RouterEndpoint {
     pub channels: Channels,
     /// Where other routers are.
     pub routers: Arc<dyn Routers>,
+    /// Longest wait of a request for room.
+    pub max_wait: Duration,
 }
 
 impl RouterEndpoint {
-    fn decide(&self, message: RouteRequest) -> Result<RouteResponse, Fault> {
+    async fn decide(&self, message: RouteRequest, call: Option<Call>) -> Result<RouteResponse, Fault> {
         let _work = self.drain.enter().map_err(status::draining_fault)?;
+        let began = Instant::now();
+        let left = call.and_then(|call| call.remaining(began));
+        let claim = convert::claim(&message, left, self.max_wait, self.shared.now())?;
         let request = convert::request(message)?;
-        let answer = self.shared.route(&request).map_err(|error| status::route_fault(&error))?;
+        let (answer, waited) = self.shared.route(&request, &claim).await;
+        if !waited {
+            self.shared.metrics.route_seconds.observe(began.elapsed().as_secs_f64());
+        }
+        let answer = answer.map_err(|error| status::route_fault(&error))?;
         self.count(&answer, request.prompt.len());
         Ok(convert::routed(&answer, self.shared.instance()))
     }
@@ -67,10 +78,8 @@ impl RouterEndpoint {
 #[tonic::async_trait]
 impl RouterService for RouterEndpoint {
     async fn route(&self, request: Request<RouteRequest>) -> Result<Response<RouteResponse>, Status> {
-        let began = Instant::now();
-        let answer = self.decide(request.into_inner());
-        self.shared.metrics.route_seconds.observe(began.elapsed().as_secs_f64());
-        match answer {
+        let call = request.extensions().get::<Call>().cloned();
+        match self.decide(request.into_inner(), call).await {
             Ok(answer) => {
                 let id = answer.decision_id.parse();
                 let mut response = Response::new(answer);
@@ -89,8 +98,7 @@ impl RouterService for RouterEndpoint {
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseResponse>, Status> {
         let keys = convert::released(request.get_ref())?;
-        let now = self.shared.now();
-        self.shared.with(|router| router.release(&keys, now));
+        self.shared.release(&keys);
         Ok(Response::new(ReleaseResponse {}))
     }
 

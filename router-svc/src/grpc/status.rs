@@ -5,6 +5,7 @@ use std::time::Duration;
 use armature_contracts::error::{Fault, Reason};
 use armature_svc_kit::drain::Draining;
 
+use crate::domain::dispatch::NotHeld;
 use crate::domain::policy::Refusal;
 use crate::domain::router::RouteError;
 
@@ -19,6 +20,12 @@ pub fn route_fault(error: &RouteError) -> Fault {
     match error {
         RouteError::Released => Fault::new(Reason::Released, text),
         RouteError::TooMany(_) => Fault::new(Reason::Overloaded, text).retry_after(RESERVATIONS_END),
+        RouteError::NotHeld(NotHeld::Draining) => Fault::new(Reason::Draining, text),
+        RouteError::NotHeld(refused) => {
+            let mut fault = Fault::new(Reason::AllWorkersBusy, text);
+            fault.retry_after = refused.retry_after();
+            fault
+        }
         RouteError::Refused(refusal) => match refusal {
             Refusal::NoWorkers(_) => Fault::new(Reason::NoWorkers, text).retry_after(MEMBERSHIP_CHANGES),
             Refusal::Busy { retry_after } => {

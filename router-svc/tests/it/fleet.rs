@@ -9,7 +9,7 @@ use armature_contracts::router::v1::{Constraints, ExplainRequest, Overrides};
 use armature_contracts::worker::v1::Settlement;
 
 use crate::fake_worker::FakeWorker;
-use crate::rig::{Rig, chain, decode_of, key, request, round_robin, with};
+use crate::rig::{Rig, chain, decode_of, key, patient, request, round_robin, with};
 
 #[tokio::test(start_paused = true)]
 async fn the_worker_that_has_the_prompt_wins() {
@@ -136,7 +136,7 @@ async fn refusals_are_typed() {
 
     worker.load(|load| (load.running, load.waiting, load.uncomputed_prefill_tokens) = (256, 256, 1500));
     router.sees(worker.rank, |view| view.running == 256).await;
-    let fault = router.route(request(5, 40, vec![])).await.unwrap_err();
+    let fault = router.route(patient(request(5, 40, vec![]), 0)).await.unwrap_err();
     assert_eq!(fault.reason, Reason::AllWorkersBusy);
     // Less what has passed since the report.
     let left = std::time::Duration::from_millis(1_400)..=std::time::Duration::from_millis(1_500);

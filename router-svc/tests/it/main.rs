@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 mod approximate;
+mod backlog;
 mod disaggregation;
 mod fake_discovery;
 mod fake_worker;
@@ -12,3 +13,4 @@ mod membership;
 mod redis;
 mod reservations;
 mod rig;
+mod simulated_fleet;

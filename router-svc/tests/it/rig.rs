@@ -1,12 +1,14 @@
 //! A router, its discovery and its workers, in one process.
 
+use std::time::Duration;
+
 use armature_contracts::discovery::v1::discovery_service_server::DiscoveryServiceServer;
 use armature_contracts::discovery::v1::{
     Component, Instance, InstanceStatus, Limits, ModelCard, Role, StepPrior,
 };
 use armature_contracts::error::Fault;
 use armature_contracts::ids::{ReservationKey, WorkerRank};
-use armature_contracts::inference::v1::RequestContext;
+use armature_contracts::inference::v1::{Budget, RequestContext};
 use armature_contracts::kv::v1::{BlockHashes, KvLayout};
 use armature_contracts::kv_hash::HASH_SCHEME;
 use armature_contracts::router::v1::router_service_client::RouterServiceClient;
@@ -22,6 +24,7 @@ use armature_svc_kit::network::Network;
 use armature_svc_kit::server::{Server, ServerMetrics, ServerOptions};
 use prometheus_client::registry::Registry;
 use prost::Message as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::fake_discovery::FakeDiscovery;
@@ -40,6 +43,8 @@ pub struct RouterUnderTest {
     pub drain: Drain,
     pub client: RouterServiceClient<Channel>,
     pub id: u64,
+    network: Network,
+    admin: Address,
 }
 
 pub fn key(n: u128) -> ReservationKey {
@@ -97,6 +102,13 @@ pub fn request(n: u128, tokens: u32, blocks: Vec<u64>) -> RouteRequest {
 
 pub fn with(mut request: RouteRequest, constraints: Constraints) -> RouteRequest {
     request.constraints = Some(constraints);
+    request
+}
+
+/// It may wait for so many milliseconds.
+pub fn patient(mut request: RouteRequest, millis: u64) -> RouteRequest {
+    let max_queue = Duration::from_millis(millis).try_into().ok();
+    request.context.as_mut().unwrap().budget = Some(Budget { max_queue, attempts_left: 0 });
     request
 }
 
@@ -164,11 +176,13 @@ impl Rig {
     pub async fn starting(&self, change: impl FnOnce(&mut Config)) -> RouterUnderTest {
         let mut config = Config {
             listen: Address::mem("router"),
-            admin: None,
             discovery: vec![Address::mem("discovery")],
             ..Config::default()
         };
         change(&mut config);
+        // As each router has an address of its own.
+        let admin = Address::mem(&format!("{}-admin", config.listen));
+        config.admin = Some(admin.clone());
         let address = config.listen.clone();
         let drain = Drain::new();
         let parts =
@@ -177,7 +191,7 @@ impl Rig {
         let channels = Channels::new(self.network.clone(), ChannelOptions::default()).unwrap();
         let client = RouterServiceClient::new(channels.to(&address));
         let id = running.instance.0;
-        RouterUnderTest { running, drain, client, id }
+        RouterUnderTest { running, drain, client, id, network: self.network.clone(), admin }
     }
 }
 
@@ -206,6 +220,23 @@ impl RouterUnderTest {
         self.client.list_workers(ListWorkersRequest::default()).await.unwrap().into_inner().workers
     }
 
+    /// Its page of metrics.
+    pub async fn metrics(&self) -> String {
+        let mut connection = self.network.connect(&self.admin).await.unwrap();
+        connection.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut page = String::new();
+        connection.read_to_string(&mut page).await.unwrap();
+        page
+    }
+
+    /// Waits until so many calls wait for room.
+    pub async fn waiting(&self, calls: u64) {
+        let line = format!("armature_router_backlog_calls {calls}\n");
+        while !self.metrics().await.contains(&line) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
     /// Waits until the router sees a worker as described.
     pub async fn sees(&mut self, worker: WorkerRank, seen: impl Fn(&WorkerView) -> bool) {
         loop {
@@ -215,7 +246,7 @@ impl RouterUnderTest {
                 return;
             }
             // State, not time: every look is a call, and the clock moves only while all wait.
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 

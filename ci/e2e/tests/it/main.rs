@@ -9,4 +9,5 @@ mod malformed;
 mod malformed_grpc;
 mod models;
 mod openai_shapes;
+mod overload;
 mod sdk;

@@ -171,6 +171,10 @@ struct RecordedCandidate {
     /// Nanoseconds.
     #[prost(uint64, optional, tag = "27")]
     victim_age: Option<u64>,
+    #[prost(uint32, tag = "28")]
+    waiting: u32,
+    #[prost(uint32, tag = "29")]
+    unsettled: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -390,6 +394,8 @@ fn candidate(candidate: &Candidate) -> RecordedCandidate {
         active: load.active,
         roomy: load.roomy,
         victim_age: load.victim_age.map(nanos),
+        waiting: load.waiting,
+        unsettled: load.unsettled,
     }
 }
 
@@ -446,6 +452,8 @@ fn read_candidate(
         active: it.active,
         roomy: it.roomy,
         victim_age: it.victim_age.map(Duration::from_nanos),
+        waiting: it.waiting,
+        unsettled: it.unsettled,
     };
     let warm_peers = it.warm_peers.into_iter().map(InstanceId).collect();
     Ok(Candidate { worker: Arc::new(worker), load, matched: Blocks(it.matched), warm_peers })

@@ -14,7 +14,7 @@ use crate::domain::worker::{Status, Worker};
 /// Prefill workers beside the chosen one that an answer names.
 pub const PREFILL_ALTERNATES: usize = 2;
 /// Shortest and longest advice when to try again, so that clients neither spin nor sleep through recovery.
-const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+pub const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
 /// A candidate's place, by index into the inputs.
 #[derive(Debug, Clone, Copy)]
