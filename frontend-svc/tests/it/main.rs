@@ -17,4 +17,5 @@ mod limits;
 mod malformed;
 mod migration;
 mod models;
+mod queueing;
 mod routers;

@@ -14,3 +14,4 @@ mod redis;
 mod reservations;
 mod rig;
 mod simulated_fleet;
+mod simulated_load;
