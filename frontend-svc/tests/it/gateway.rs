@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use armature_contracts::error::{Fault, Reason};
 use armature_contracts::ids::{InstanceId, WorkerRank};
+use armature_contracts::inference::v1::RequestContext;
 use armature_frontend::config::{Config, GatewayConfig};
 use armature_frontend::gateway::wire;
 use armature_frontend::gateway::wire::BodySendMode::{self, Buffered, FullDuplexStreamed, Streamed};
@@ -358,7 +359,10 @@ async fn pins_are_followed_and_given_up_when_their_workers_cannot() {
     assert_eq!(answer.header("x-armature-decode-worker"), Some(rank(FIRST).as_str()));
     let asked = harness.router().asked();
     let [pinned, free] = &asked[asked.len() - 2..] else { panic!("asked once") };
-    assert_eq!(pinned.context, free.context, "the same reservation");
+    let (pinned_as, free_as) = (pinned.context.as_ref().unwrap(), free.context.as_ref().unwrap());
+    assert_eq!(pinned_as.reservation, free_as.reservation);
+    let wait = |context: &RequestContext| context.budget.unwrap().max_queue.unwrap();
+    assert!(wait(pinned_as) == Default::default() && wait(free_as).seconds > 0, "others may have room");
     assert!(free.constraints.as_ref().unwrap().pin_decode.is_none());
 }
 

@@ -181,7 +181,7 @@ impl Rig {
         };
         change(&mut config);
         // As each router has an address of its own.
-        let admin = Address::mem(&format!("{}-admin", config.listen));
+        let admin = Address::mem(format!("{}-admin", config.listen));
         config.admin = Some(admin.clone());
         let address = config.listen.clone();
         let drain = Drain::new();

@@ -63,7 +63,7 @@ impl Pool {
 
     /// Tenants that wait or are remembered.
     pub(super) fn tenants(&self) -> usize {
-        self.shares.len()
+        self.shares.tenants()
     }
 
     pub(super) fn insert(&mut self, flow: &Flow, place: Place, key: ReservationKey) {

@@ -70,7 +70,7 @@ impl Shares {
     }
 
     /// Tenants known.
-    pub fn len(&self) -> usize {
+    pub fn tenants(&self) -> usize {
         self.shares.len()
     }
 
@@ -113,7 +113,7 @@ mod tests {
         for tenant in [&a, &b, &c] {
             shares.leave(tenant);
         }
-        assert_eq!((shares.join(&a), shares.len()), (0, 1));
+        assert_eq!((shares.join(&a), shares.tenants()), (0, 1));
     }
 
     #[test]
@@ -124,7 +124,7 @@ mod tests {
             shares.join(&tenant(n));
             shares.serve(&tenant(n), Tokens(n as u64));
             shares.leave(&tenant(n));
-            assert!(shares.len() <= MAX_REMEMBERED + 1);
+            assert!(shares.tenants() <= MAX_REMEMBERED + 1);
         }
     }
 }
