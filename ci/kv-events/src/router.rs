@@ -66,7 +66,7 @@ impl RouterHalf {
         let mut registry = Registry::default();
         let valid = config.validate().expect("the defaults are valid");
         let metrics = RedisMetrics::new(&mut registry);
-        let shared = Shared::new(&config, valid, instance, instance.0, Metrics::new(&mut registry));
+        let shared = Shared::new(&config, valid, instance, instance.0, Metrics::new(&mut registry), None);
         let directory = Arc::new(Directory::default());
         let reader = RedisReader {
             redis: Arc::new(redis),

@@ -9,6 +9,7 @@ use armature_contracts::ids::{InstanceId, ReservationKey, WorkerRank};
 use armature_router::domain::backlog::{Backlog, Bounds, Claim, Ticket};
 use armature_router::domain::dispatch::{Answer, Dispatch, Ended, Submitted};
 use armature_router::domain::explain::KeptDecisions;
+use armature_router::domain::fit::StepFit;
 use armature_router::domain::index::map::MapIndex;
 use armature_router::domain::index::predicted::Predicted;
 use armature_router::domain::index::wire::CheckedIndex;
@@ -26,6 +27,8 @@ use rand::{Rng, SeedableRng};
 pub const LATENCY: Duration = Duration::from_millis(3);
 /// Least time between two reports of a worker.
 const REPORTS: Duration = Duration::from_millis(20);
+/// A worker that has nothing to say reports all the same.
+const HEARTBEAT: Duration = Duration::from_millis(900);
 /// Time of a worker's step: what has come begins at its end.
 const STEP: Duration = Duration::from_millis(10);
 
@@ -58,6 +61,8 @@ pub fn worker(n: u64, limits: Limits) -> Worker {
         block_size: BlockSize(16),
         kv_blocks: Blocks(1 << 20),
         compat_key: Digest::default(),
+        spec_hash: "".into(),
+        capabilities: Arc::default(),
         hash_scheme: "armature-xxh3-v1".into(),
         limits,
         weight: 1.0,
@@ -66,6 +71,7 @@ pub fn worker(n: u64, limits: Limits) -> Worker {
             decode: [0.0, 0.0, 1.0],
             transfer_per_token: Millis(0.01),
         },
+        fit: StepFit::default(),
     }
 }
 
@@ -343,6 +349,13 @@ impl Fleet {
                 let mut ended = dispatch.expire(*now);
                 ended.extend(dispatch.wake(&mut || seeds.next_u64(), *now));
                 self.ended(ended);
+                let silent = self
+                    .workers
+                    .iter()
+                    .filter(|(_, it)| it.last_look.is_none_or(|at| self.now.since(at) >= HEARTBEAT));
+                for w in silent.map(|(w, _)| *w).collect::<Vec<_>>() {
+                    self.look(w);
+                }
                 self.at(Duration::from_millis(50), Event::Tick);
             }
         }
