@@ -8,7 +8,9 @@ use armature_contracts::error::{Fault, Reason};
 use armature_contracts::inference::v1::Budget;
 use armature_contracts::router::v1::{Constraints, RouteRequest, RouteResponse};
 use armature_contracts::worker::v1::Settlement;
+use armature_router::adapters::record::read;
 use armature_router::domain::backlog::Bounds;
+use armature_router::domain::explain::Outcome;
 use armature_router::domain::units::Millis;
 use armature_router::domain::worker::Limits;
 use rand::rngs::StdRng;
@@ -335,6 +337,26 @@ async fn locality_is_that_of_the_moment_it_is_taken() {
     workers[1].load(|load| load.waiting = 1);
     let answer = call.await.unwrap().unwrap();
     assert_eq!((decode_of(&answer), answer.matched_blocks), (2, 10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decision_that_was_waited_for_is_explained_and_recorded_like_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::new().await;
+    let (worker, _) = rig.worker_with(FakeWorker::new(1), small()).await;
+    let mut router = rig.router_with(|config| config.explain.record_dir = Some(dir.path().to_owned())).await;
+    fill(&worker, &mut router).await;
+    let call = waits(&router, patient(request(1, 40, vec![]), 20_000), 1).await;
+    worker.load(|load| load.waiting = 1);
+    let answer = call.await.unwrap().unwrap();
+    assert!(router.explain(&answer.decision_id).await.unwrap().decode[0].chosen);
+    router.drain.begin();
+    router.running.finished().await.unwrap();
+    let files = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
+    let file = files.into_iter().find(|path| path.extension().is_some_and(|it| it == "rec")).unwrap();
+    let (decisions, answers) = (read::decisions(&file).unwrap(), read::answers(&file).unwrap());
+    let [(number, inputs)] = &decisions[..] else { panic!("{} decisions", decisions.len()) };
+    assert_eq!(answers[&number.0], Outcome::of(inputs).to_string());
 }
 
 #[tokio::test(start_paused = true)]
