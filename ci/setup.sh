@@ -1,10 +1,29 @@
 #!/usr/bin/env bash
-# Makes sure that what a step needs is there, or says what to do. Usage: ci/setup.sh rust|python [REQUIREMENTS]|backends|compose|compose2
+# Makes sure that what a step needs is there, or says what to do. Usage: ci/setup.sh rust|python [REQUIREMENTS]|backends|clients|compose|compose2
 set -euo pipefail
 CACHE=${ARMATURE_CACHE:-$HOME/.cache/armature}
 
 need() { # command, what to do
   command -v "$1" >/dev/null || { echo "ci/setup.sh: $1 is missing: $2" >&2; exit 1; }
+}
+
+# Debian's packages of a list, pinned by content and never installed: unpacked into FOLDER/root.
+unpack() { # list, folder, what to do where that cannot be done
+  need curl "apt-get install curl"
+  need dpkg-deb "it unpacks Debian's packages; elsewhere $3"
+  [ "$(uname -m)" = x86_64 ] || { echo "ci/setup.sh: $1 pins x86-64 packages: $3" >&2; exit 1; }
+  echo "fetching what $(basename "$1") lists into $2 (once)" >&2
+  rm -rf "$2" && mkdir -p "$2/packages"
+  while read -r sum urls; do
+    case $sum in ''|'#'*) continue ;; esac
+    file=$2/packages/$(basename "${urls%% *}")
+    for url in $urls; do
+      curl --silent --show-error --fail --location --retry 3 --retry-connrefused --output "$file" "$url" && break
+    done
+    echo "$sum  $file" | sha256sum --check --quiet - || { echo "ci/setup.sh: $(basename "$file") is not what $1 says, from any of: $urls" >&2; exit 1; }
+    dpkg-deb -x "$file" "$2/root"
+  done <"$1"
+  rm -r "$2/packages"
 }
 
 case ${1:-} in
@@ -41,20 +60,8 @@ backends)
   list=$(realpath "$(dirname "$0")/backends.txt")
   dir=$CACHE/backends-$(sha256sum "$list" | cut -c1-12)
   if [ ! -e "$dir/ready" ]; then
-    need curl "apt-get install curl"
-    need dpkg-deb "it unpacks Debian's packages; elsewhere set ARMATURE_BACKENDS to a folder with consul, redis-server and redis-cli"
-    [ "$(uname -m)" = x86_64 ] || { echo "ci/setup.sh: ci/backends.txt pins x86-64 packages: set ARMATURE_BACKENDS to a folder with consul, redis-server and redis-cli" >&2; exit 1; }
-    echo "fetching Consul and Redis for the tests into $dir (17 MB, once)" >&2
-    rm -rf "$dir" && mkdir -p "$dir/packages" "$dir/bin"
-    while read -r sum urls; do
-      case $sum in ''|'#'*) continue ;; esac
-      file=$dir/packages/$(basename "${urls%% *}")
-      for url in $urls; do
-        curl --silent --show-error --fail --location --retry 3 --retry-connrefused --output "$file" "$url" && break
-      done
-      echo "$sum  $file" | sha256sum --check --quiet - || { echo "ci/setup.sh: $(basename "$file") is not what ci/backends.txt says, from any of: $urls" >&2; exit 1; }
-      dpkg-deb -x "$file" "$dir/root"
-    done <"$list"
+    unpack "$list" "$dir" "set ARMATURE_BACKENDS to a folder with consul, redis-server and redis-cli"
+    mkdir "$dir/bin"
     for program in consul redis-server redis-cli; do
       # A script, so that the libraries beside it are found without being installed; it becomes the program, pid and all.
       printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$dir/root/usr/lib/x86_64-linux-gnu" "$dir/root/usr/bin/$program" >"$dir/bin/$program"
@@ -64,6 +71,18 @@ backends)
     touch "$dir/ready"
   fi
   echo "$dir/bin"
+  ;;
+clients)
+  # What the client examples are built with: prints a folder that is laid out as / is. Who has Debian's packages of clients.txt installed, or
+  # others like them, puts ARMATURE_CLIENT_TOOLS=/.
+  if [ -n "${ARMATURE_CLIENT_TOOLS:-}" ]; then echo "$ARMATURE_CLIENT_TOOLS"; exit; fi
+  list=$(realpath "$(dirname "$0")/clients.txt")
+  dir=$CACHE/clients-$(sha256sum "$list" | cut -c1-12)
+  if [ ! -e "$dir/ready" ]; then
+    unpack "$list" "$dir" "install gRPC for C++ and Go as proto/examples/README.md says, and set ARMATURE_CLIENT_TOOLS=/"
+    touch "$dir/ready"
+  fi
+  echo "$dir/root"
   ;;
 compose)
   # Prints a command that is Docker Compose: what is installed, or version 2 of Debian, pinned and never installed.
@@ -88,5 +107,5 @@ compose2)
   fi
   echo "$dir/root/usr/libexec/docker/cli-plugins/docker-compose"
   ;;
-*) echo "usage: ci/setup.sh rust|python|backends|compose|compose2" >&2; exit 64 ;;
+*) echo "usage: ci/setup.sh rust|python|backends|clients|compose|compose2" >&2; exit 64 ;;
 esac
