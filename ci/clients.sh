@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 VENV=$1
 CACHE=${ARMATURE_CACHE:-$HOME/.cache/armature}
 tools=$(ci/setup.sh clients)
-key=$({ git ls-files -z --cached --others --exclude-standard -- proto/armature proto/examples/cpp proto/examples/go proto/examples/python ci/clients.sh ci/clients.txt ci/requirements.txt | xargs -0 sha256sum; echo "$tools" "$VENV"; } | sha256sum | cut -c1-12)
+key=$({ git ls-files -z --cached --others --exclude-standard -- proto/armature proto/examples/cpp proto/examples/go proto/examples/python ci/clients.sh ci/clients.txt ci/requirements.txt | sort -z | xargs -0 sha256sum; echo "$tools" "$VENV"; } | sha256sum | cut -c1-12)
 out=$CACHE/client-examples/$key
 if [ ! -e "$out/ready" ]; then
   echo "building the client examples into $out (once for these contracts)" >&2
@@ -18,7 +18,7 @@ if [ ! -e "$out/ready" ]; then
 
   [ "$tools" = / ] || export CXXFLAGS="-isystem $tools/usr/include" LDFLAGS="-L$libraries -Wl,-rpath,$libraries"
   make --directory proto/examples/cpp --jobs 2 OUT="$out/cpp.build" GOOGLEAPIS="$googleapis" >"$out/cpp.log" 2>&1 || { cat "$out/cpp.log" >&2; exit 1; }
-  ln -s cpp.build/client "$out/cpp"
+  printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$libraries" "$out/cpp.build/client" >"$out/cpp"
 
   # Where a Go is installed, it knows by itself where its files are.
   [ "$tools" = / ] || export GOROOT=$tools/usr/lib/go-1.19 PATH=$tools/usr/lib/go-1.19/bin:$PATH
@@ -30,7 +30,7 @@ if [ ! -e "$out/ready" ]; then
   (cd proto && "$VENV/bin/python" -m grpc_tools.protoc -I . --python_out="$out/python.build" --grpc_python_out="$out/python.build" $(find armature -name '*.proto'))
   printf '#!/bin/sh\nPYTHONPATH=%s exec %s %s "$@"\n' "$out/python.build" "$VENV/bin/python" "$out/python.build/client.py" >"$out/python"
   cp proto/examples/python/client.py "$out/python.build/"
-  chmod +x "$out/python"
+  chmod +x "$out/cpp" "$out/python"
   touch "$out/ready"
 fi
 echo "$out"

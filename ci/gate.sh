@@ -31,10 +31,12 @@ tests() {
   "$CARGO_TARGET_DIR/debug/armature" model fetch
   step "block hash: the vectors in another implementation"
   "$VENV/bin/python" proto/kv-hash/tests/replay_vectors.py
+  step "client examples in C++, Go and Python"
+  local backends clients
+  clients=$(ci/clients.sh "$VENV")
   step "tests"
-  local backends
   backends=$(ci/setup.sh backends)
-  ARMATURE_BACKENDS="$backends" ARMATURE_PYTHON="$VENV/bin/python" cargo test --workspace --quiet
+  ARMATURE_BACKENDS="$backends" ARMATURE_CLIENTS="$clients" ARMATURE_PYTHON="$VENV/bin/python" cargo test --workspace --quiet
 }
 
 ci/setup.sh rust

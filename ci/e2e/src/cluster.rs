@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::between::Between;
 use crate::client::Client;
 use crate::process::{Process, free_port};
 use crate::wait_until;
@@ -22,6 +23,8 @@ pub struct Cluster {
     pub processes: Vec<Process>,
     dir: TempDir,
     discovery: String,
+    /// Where the others look for discovery.
+    found_at: String,
     model: Option<PathBuf>,
     /// The frontend's OpenAI API.
     pub client: Client,
@@ -35,22 +38,46 @@ pub struct Cluster {
 impl Cluster {
     /// Discovery, one router and one frontend; workers run `model`, or the simulated engine without one.
     pub fn start(model: Option<&Path>) -> Self {
+        let mut cluster = Self::empty(model);
+        cluster.discovery();
+        cluster.router("router-1");
+        cluster.frontend(&[]);
+        cluster
+    }
+
+    /// The same, but every service reaches every other through a door.
+    pub fn start_between(model: Option<&Path>, doors: &Between) -> Self {
+        let mut cluster = Self::empty(model);
+        cluster.discovery();
+        cluster.found_at = doors.door(&cluster.discovery);
+        cluster.router("router-1");
+        cluster.frontend(&[]);
+        cluster
+    }
+
+    /// One router and one frontend that look for discovery at `host:port`.
+    pub fn start_with_discovery_at(model: Option<&Path>, discovery: &str) -> Self {
+        let mut cluster = Self::empty(model);
+        cluster.found_at = discovery.to_owned();
+        cluster.router("router-1");
+        cluster.frontend(&[]);
+        cluster
+    }
+
+    fn empty(model: Option<&Path>) -> Self {
         let address = || format!("127.0.0.1:{}", free_port());
-        let (http, grpc) = (address(), address());
-        let mut cluster = Self {
+        let (http, grpc, discovery) = (address(), address(), address());
+        Self {
             dir: tempfile::tempdir().expect("a folder"),
             processes: Vec::new(),
-            discovery: address(),
+            found_at: discovery.clone(),
+            discovery,
             model: model.map(Path::to_owned),
             client: Client::new(&format!("http://{http}")),
             grpc,
             http,
             listening: Vec::new(),
-        };
-        cluster.discovery();
-        cluster.router("router-1");
-        cluster.frontend();
-        cluster
+        }
     }
 
     /// Starts discovery, at the address it had.
@@ -75,21 +102,22 @@ impl Cluster {
         let sets = [
             ("listen", self.listens(name)),
             ("admin", "127.0.0.1:0".into()),
-            ("discovery", format!("[\"{}\"]", self.discovery)),
+            ("discovery", format!("[\"{}\"]", self.found_at)),
             ("policy.local_prefill", "fallback".into()),
         ];
         self.process(name, "armature-router", &sets);
     }
 
-    /// Starts the frontend.
-    pub fn frontend(&mut self) {
-        let sets = [
+    /// Starts the frontend, at the addresses it had; `more` are further settings.
+    pub fn frontend(&mut self, more: &[(&str, &str)]) {
+        let mut sets = vec![
             ("http", self.http.clone()),
             ("grpc", self.grpc.clone()),
             ("admin", "127.0.0.1:0".into()),
-            ("discovery", format!("[\"{}\"]", self.discovery)),
+            ("discovery", format!("[\"{}\"]", self.found_at)),
             ("tenant_header", "x-tenant".into()),
         ];
+        sets.extend(more.iter().map(|(key, value)| (*key, (*value).to_owned())));
         self.process("frontend", "armature-frontend", &sets);
     }
 
@@ -101,7 +129,7 @@ impl Cluster {
             ("listen", self.listens(name)),
             ("kv_listen", "127.0.0.1:0".into()),
             ("admin", admin.clone()),
-            ("discovery", format!("[\"{}\"]", self.discovery)),
+            ("discovery", format!("[\"{}\"]", self.found_at)),
             ("shm_dir", self.dir.path().join("shm").display().to_string()),
             ("poison_blocks", "true".into()),
             ("kv_blocks", "256".into()),
@@ -122,6 +150,18 @@ impl Cluster {
     pub fn services(&self) -> Vec<&str> {
         let others = self.listening.iter().map(|(_, address)| address);
         [&self.discovery, &self.grpc].into_iter().chain(others).map(String::as_str).collect()
+    }
+
+    /// Where discovery (if it was started here), or a router or worker of this name, takes gRPC: `host:port`.
+    ///
+    /// # Panics
+    /// When no such process was started.
+    pub fn address(&self, name: &str) -> &str {
+        if name == "discovery" {
+            return &self.discovery;
+        }
+        let listening = self.listening.iter().find(|(other, _)| other == name);
+        listening.map(|(_, address)| address.as_str()).expect("a process of this name")
     }
 
     fn listens(&mut self, name: &str) -> String {

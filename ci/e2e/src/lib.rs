@@ -3,10 +3,13 @@
 //!
 //! The binaries are those of the same build; `ci/gate.sh` (or `cargo build --workspace --bins`) makes them first.
 
+pub mod between;
 pub mod client;
 pub mod cluster;
+pub mod eras;
 pub mod process;
 pub mod suite;
+pub mod wire;
 
 use std::time::{Duration, Instant};
 

@@ -95,12 +95,14 @@ pub fn duration(duration: Duration) -> WireDuration {
     WireDuration::try_from(duration).unwrap_or(WireDuration { seconds: i64::MAX, nanos: 0 })
 }
 
-/// What a watcher wants and what it has.
+/// What a watcher wants and what it has. Components of a newer version are passed over: nobody here is one.
 pub fn selector(request: wire::WatchRequest) -> Result<(Selector, Option<(ViewEpoch, Revision)>), Fault> {
-    let components: Result<BTreeSet<_>, _> =
-        request.components.iter().map(|it| component("components", *it)).collect();
-    let selector =
-        Selector { namespace: namespace("namespace", request.namespace)?, components: components? };
+    let components: BTreeSet<_> =
+        request.components.iter().filter_map(|it| component("components", *it).ok()).collect();
+    if components.is_empty() && !request.components.is_empty() {
+        return Err(Fault::invalid("components", "names no known component"));
+    }
+    let selector = Selector { namespace: namespace("namespace", request.namespace)?, components };
     let seen = (ViewEpoch(request.epoch), Revision(request.from_revision));
     Ok((selector, (request.from_revision != 0).then_some(seen)))
 }

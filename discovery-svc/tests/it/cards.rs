@@ -1,7 +1,8 @@
 //! Cards and artifacts.
 
 use armature_contracts::discovery::v1::{
-    DeregisterRequest, GetArtifactRequest, GetCardRequest, ModelCard, PutArtifactRequest, PutCardRequest,
+    DeregisterRequest, GetArtifactRequest, GetCardRequest, Instance, ModelCard, PutArtifactRequest,
+    PutCardRequest,
 };
 use armature_contracts::error::Reason;
 use armature_contracts::{MAX_ARTIFACT_BYTES, MAX_CARD_BYTES};
@@ -38,6 +39,21 @@ async fn a_broken_card_is_refused_and_others_are_unaffected() {
     let read = client.get_card(GetCardRequest { digest: digest(&bytes) }).await.unwrap().into_inner();
     assert_eq!(read.card, bytes);
     register(&mut client, &worker(1, &good)).await.unwrap();
+}
+
+/// Cards and artifacts are bytes here: readers of that version find what this one does not know.
+#[tokio::test(start_paused = true)]
+async fn what_a_newer_version_has_added_to_a_card_is_kept() {
+    let server = Fleet::new().serve(Fleet::config("discovery")).await;
+    let mut client = server.client();
+    // A role that nobody knows yet, and field 15000, five bytes.
+    let newer = ModelCard { roles: vec![1, 99], ..card(16) };
+    let bytes = Bytes::from([&newer.encode_to_vec()[..], b"\xc2\xa9\x07\x05newer"].concat());
+    client.put_card(PutCardRequest { digest: digest(&bytes), card: bytes.clone() }).await.unwrap();
+    let worker = Instance { card_digest: digest(&bytes), ..worker(1, &newer) };
+    register(&mut client, &worker).await.unwrap();
+    let read = client.get_card(GetCardRequest { digest: digest(&bytes) }).await.unwrap().into_inner();
+    assert_eq!(read.card, bytes);
 }
 
 #[tokio::test(start_paused = true)]

@@ -45,6 +45,11 @@ async fn a_selector_keeps_namespaces_and_components_apart() {
         (request("other", vec![]), &[1][..]),
         (request("default", vec![]), &[2, 3][..]),
         (request("", vec![Component::Planner, Component::Worker]), &[3][..]),
+        // A component of a newer version: nobody is one.
+        (
+            WatchRequest { components: vec![Component::Planner.into(), 99], ..WatchRequest::default() },
+            &[3][..],
+        ),
     ] {
         View::watch(&client, request).await.until_ids(ids).await;
     }

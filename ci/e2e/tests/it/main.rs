@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod broken_connections;
+mod clients;
 mod exit_codes;
 mod faults;
 mod load;
 mod malformed;
 mod malformed_grpc;
+mod mixed_versions;
 mod models;
 mod openai_shapes;
 mod overload;
