@@ -32,11 +32,13 @@ tests() {
   step "block hash: the vectors in another implementation"
   "$VENV/bin/python" proto/kv-hash/tests/replay_vectors.py
   step "client examples in C++, Go and Python"
-  local backends clients
+  local backends clients engine
   clients=$(ci/clients.sh "$VENV")
   step "tests"
   backends=$(ci/setup.sh backends)
-  ARMATURE_BACKENDS="$backends" ARMATURE_CLIENTS="$clients" ARMATURE_PYTHON="$VENV/bin/python" cargo test --workspace --quiet
+  engine=$(ci/setup.sh python ci/e2e/requirements.txt)
+  ARMATURE_BACKENDS="$backends" ARMATURE_CLIENTS="$clients" ARMATURE_PYTHON="$VENV/bin/python" \
+    ARMATURE_ENGINE_PYTHON="$engine/bin/python" cargo test --workspace --quiet
 }
 
 ci/setup.sh rust

@@ -68,11 +68,40 @@ pub(crate) enum Engine {
     Sim,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackendKind {
+    /// Any server that speaks OpenAI's API
+    Openai,
+    /// vLLM
+    Vllm,
+    /// SGLang
+    Sglang,
+    /// llama.cpp's server
+    Llamacpp,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct UpArgs {
     /// Which engine the workers run
     #[arg(long, value_enum, default_value = "llama")]
     pub(crate) engine: Engine,
+    /// Engine to stand before, http://host:port (vLLM, SGLang, llama.cpp or any OpenAI-compatible server); repeat it for several. No engine
+    /// is run in this process then
+    #[arg(long, value_name = "URL", conflicts_with_all = ["model", "engine", "prefill", "decode", "aggregated", "threads", "transports", "speedup"])]
+    pub(crate) backend: Vec<String>,
+    /// What kind of engine the backends are [default: as they call themselves]
+    #[arg(long, value_enum, requires = "backend")]
+    pub(crate) backend_kind: Option<BackendKind>,
+    /// Tokenizer of the backends' model: its GGUF file, its tokenizer.json, or the folder that has it [default: the files that they say
+    /// they run, where they are on this machine]
+    #[arg(long, value_name = "PATH", requires = "backend")]
+    pub(crate) backend_tokenizer: Option<PathBuf>,
+    /// Chat template of the backends' model: Jinja, or a tokenizer_config.json [default: theirs]
+    #[arg(long, value_name = "PATH", requires = "backend")]
+    pub(crate) backend_template: Option<PathBuf>,
+    /// Longest wait for a backend that is starting, in seconds
+    #[arg(long, value_name = "SECONDS", requires = "backend", default_value_t = 600.0)]
+    pub(crate) backend_patience: f64,
     /// GGUF file; repeat it to serve several models, each with its own workers [default: what `armature model fetch` got]
     #[arg(long, value_name = "FILE")]
     pub(crate) model: Vec<PathBuf>,

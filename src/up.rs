@@ -3,6 +3,7 @@
 mod fleet;
 mod forward;
 mod greeting;
+mod workers;
 
 use armature_svc_kit::drain::{Drain, Phase};
 use armature_svc_kit::exit::Failed;

@@ -1,7 +1,6 @@
 //! The services of one process: how they are configured, started, waited for and drained.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use armature_contracts::router::v1::router_service_client::RouterServiceClient;
@@ -11,20 +10,16 @@ use armature_svc_kit::channel::{Channel, ChannelOptions, Channels};
 use armature_svc_kit::drain::Drain;
 use armature_svc_kit::exit::Failed;
 use armature_svc_kit::network::Network;
-use armature_worker::config::{Config as WorkerConfig, EngineKind, Transport};
-use armature_worker::engine::llama::WeightStore;
-use armature_worker::identity::Role;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::forward::forward;
+use super::workers;
 use crate::cli::{Engine, UpArgs};
 use crate::model;
 
-const DISCOVERY: &str = "discovery";
+/// Where discovery listens in this process.
+pub(super) const DISCOVERY: &str = "discovery";
 const ROUTER: &str = "router";
-/// KV blocks of a worker on the real engine: one sequence of SmolLM2's whole context.
-const LLAMA_BLOCKS: usize = 512;
-const SIM_BLOCKS: usize = 16_384;
 
 /// Everything that runs.
 pub(super) struct Fleet {
@@ -47,7 +42,7 @@ pub(super) struct Fleet {
 }
 
 /// A service and its shutdown.
-struct Service {
+pub(super) struct Service {
     name: String,
     drain: Drain,
     task: JoinHandle<Result<(), Failed>>,
@@ -55,7 +50,7 @@ struct Service {
 
 impl Service {
     /// Runs `work` until `drain` ends it.
-    fn run<E>(
+    pub(super) fn run<E>(
         name: impl Into<String>,
         drain: Drain,
         work: impl Future<Output = Result<(), E>> + Send + 'static,
@@ -77,7 +72,7 @@ impl Service {
 impl Fleet {
     /// Starts everything; after an error what has been started ends with the process.
     pub(super) async fn start(args: &UpArgs) -> Result<Self, Failed> {
-        let models = models(args)?;
+        let models = if args.backend.is_empty() { models(args)? } else { Vec::new() };
         let network = Network::new();
         let channels =
             Channels::new(network.clone(), ChannelOptions::default()).map_err(Failed::configuration)?;
@@ -107,7 +102,10 @@ impl Fleet {
         let (http, grpc) = (frontend.http.clone(), frontend.grpc.clone());
         let (admin, frontend_ready) = (frontend.admin.clone(), frontend.ready.clone());
         let frontend = Service::run("frontend", drain, frontend.finished());
-        let workers = start_workers(&network, args, &models).await?;
+        let workers = match args.backend.as_slice() {
+            [] => workers::of_models(&network, args, &models).await?,
+            _ => workers::before_backends(&network, args).await?,
+        };
         Ok(Self {
             router: armature_svc_kit::limited!(RouterServiceClient::new(channels.to(&Address::mem(ROUTER)))),
             workers_wanted: workers.len(),
@@ -214,7 +212,7 @@ async fn start_router(network: &Network, args: &UpArgs) -> Result<Service, Faile
 }
 
 /// A flag that cannot be meant.
-fn wrong(problem: impl Into<String>) -> Failed {
+pub(super) fn wrong(problem: impl Into<String>) -> Failed {
     Failed::configuration(problem.into())
 }
 
@@ -248,94 +246,4 @@ fn models(args: &UpArgs) -> Result<Vec<Option<PathBuf>>, Failed> {
             Ok(paths.iter().cloned().map(Some).collect())
         }
     }
-}
-
-/// The name under which a file is served: the reference model's own, else the file's.
-fn served_name(path: &Path) -> String {
-    if model::reference().is_ok_and(|reference| reference == path) {
-        return armature_worker::reference_model::NAME.into();
-    }
-    path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
-}
-
-/// Starts the workers of each model: all of a model share its weights.
-async fn start_workers(
-    network: &Network,
-    args: &UpArgs,
-    models: &[Option<PathBuf>],
-) -> Result<Vec<Service>, Failed> {
-    let roles: Vec<Role> =
-        [(Role::Prefill, args.prefill), (Role::Decode, args.decode), (Role::Aggregated, args.aggregated)]
-            .into_iter()
-            .flat_map(|(role, count)| std::iter::repeat_n(role, count))
-            .collect();
-    if args.decode + args.aggregated == 0 {
-        return Err(wrong("nothing would decode: start at least one worker with --decode or --aggregated"));
-    }
-    let weights: Arc<WeightStore> = Arc::default();
-    // Sockets of this process only; the folder goes when the process does.
-    let shm_dir = std::env::temp_dir().join(format!("armature-{}", std::process::id()));
-    let mut services = Vec::new();
-    for model in models {
-        for role in &roles {
-            let name = format!("worker-{}-{}", services.len() + 1, format!("{role:?}").to_lowercase());
-            let config = worker_config(args, model.as_deref(), *role, &name, &shm_dir)?;
-            if services.len() % roles.len() == 0 {
-                eprintln!(
-                    "loading {}",
-                    model.as_deref().map_or("sim".into(), |path| path.display().to_string())
-                );
-            }
-            let drain = Drain::new();
-            let parts = armature_worker::app::Parts {
-                network: network.clone(),
-                registry: Default::default(),
-                weights: Arc::clone(&weights),
-                drain: drain.clone(),
-            };
-            let running = armature_worker::app::start(config, parts)
-                .await
-                .map_err(|error| Failed::from(error).during(format!("cannot start {name}")))?;
-            services.push(Service::run(name, drain, running.finished()));
-        }
-    }
-    Ok(services)
-}
-
-fn worker_config(
-    args: &UpArgs,
-    model: Option<&Path>,
-    role: Role,
-    name: &str,
-    shm_dir: &Path,
-) -> Result<WorkerConfig, Failed> {
-    let transports: Vec<Transport> = args
-        .transports
-        .iter()
-        .map(|text| match text.as_str() {
-            "shm" => Ok(Transport::Shm),
-            "tcp" => Ok(Transport::Tcp),
-            other => Err(wrong(format!("--transports: {other:?} is none of shm, tcp"))),
-        })
-        .collect::<Result<_, _>>()?;
-    let engine = if model.is_some() { EngineKind::Llama } else { EngineKind::Sim };
-    let blocks = if model.is_some() { LLAMA_BLOCKS } else { SIM_BLOCKS };
-    let mut config = WorkerConfig {
-        role,
-        engine,
-        served_name: model.map(served_name).unwrap_or_default(),
-        model: model.map(Path::to_owned),
-        cache_dir: Some(model::cache_dir().map_err(Failed::configuration)?.join("weights")),
-        threads: args.threads,
-        kv_blocks: args.kv_blocks.unwrap_or(blocks),
-        listen: Address::mem(name),
-        kv_listen: Address::tcp("127.0.0.1", 0),
-        admin: None,
-        discovery: vec![Address::mem(DISCOVERY)],
-        transports,
-        shm_dir: shm_dir.to_owned(),
-        ..WorkerConfig::default()
-    };
-    config.sim.speedup = args.speedup;
-    Ok(config)
 }

@@ -1,5 +1,8 @@
 //! Puts the worker together: engine, listeners, registration, drain.
 
+mod external;
+mod own;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,29 +22,24 @@ use armature_svc_kit::exit::Failed;
 use armature_svc_kit::network::{BindError, Network};
 use armature_svc_kit::reachable;
 use armature_svc_kit::server::{Server, ServerOptions};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use prometheus_client::registry::Registry;
-use prost::Message;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::task::TaskTracker;
 
 use crate::adapters::kv_publisher::KvPublisher;
-use crate::card;
-use crate::config::{Config, Transport, Validated};
-use crate::domain::scheduler::SchedulerConfig;
-use crate::driver::Driver;
+use crate::adapters::openai::{DiscoverError, OpenAiEngine, Watch};
+use crate::config::{Config, Validated};
+use crate::engine::EngineStartError;
 use crate::engine::llama::WeightStore;
-use crate::engine::{self, EngineStartError, Loaded};
-use crate::faults::FaultPoints;
 use crate::grpc::WorkerGrpc;
 use crate::identity::Identity;
-use crate::kv_memory::KvMemory;
 use crate::metrics::{EngineState, Metrics, RedisMetrics};
-use crate::transfer::{
-    BootId, HostLanding, HostSource, Incarnation, LandingOptions, ShmExport, ShmLanding, SourceOptions,
-    TcpLanding,
-};
-use crate::worker::{PrefillUsed, Worker};
+use crate::ports::{Backend, KvLog};
+use crate::transfer::BootId;
+use crate::worker::{Served, Worker};
 
 /// What the worker is given.
 #[derive(Debug)]
@@ -65,6 +63,9 @@ pub enum StartError {
     /// The engine did not start.
     #[error(transparent)]
     Engine(#[from] EngineStartError),
+    /// The engine of somebody else cannot be used.
+    #[error(transparent)]
+    External(#[from] DiscoverError),
     /// A listener could not be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -91,6 +92,7 @@ impl From<StartError> for Failed {
             // These may be better at the next try: a port, memory, a folder.
             StartError::Bind(_) | StartError::System { .. } => Self::running(error),
             StartError::Engine(engine) if engine.is_shortage() => Self::running(error),
+            StartError::External(engine) if engine.may_pass() => Self::running(error),
             _ => Self::configuration(error),
         }
     }
@@ -116,8 +118,8 @@ pub struct Running {
     /// Bound address of the admin server.
     pub admin: Option<Address>,
     tasks: JoinSet<()>,
-    thread: std::thread::JoinHandle<()>,
-    worker: Arc<Worker>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    served: Arc<Served>,
     registration: Registration,
     drain_limit: Duration,
 }
@@ -130,7 +132,22 @@ pub enum Lost {
     Engine(String),
 }
 
-/// Loads the engine, binds the listeners and begins to serve.
+/// What computes tokens, put together, and what is told of it.
+struct Engine {
+    identity: Identity,
+    backend: Arc<dyn Backend>,
+    /// What hand-offs need.
+    own: Option<Arc<Worker>>,
+    card: ModelCardBytes,
+    /// `host:port` of the KV data listener.
+    kv_address: Option<String>,
+    publishing: Option<BoxFuture<'static, ()>>,
+    /// Watches an engine of somebody else, once there is a registration to tell.
+    external: Option<(Arc<OpenAiEngine>, Watch)>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// Loads the engine, or finds that of somebody else, binds the listeners and begins to serve.
 ///
 /// # Errors
 /// [`StartError`]; nothing is left running.
@@ -142,59 +159,46 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
         Some(address) => Some(parts.network.bind(address).await?),
         None => None,
     };
-    let loaded = load(config.clone(), Arc::clone(&parts.weights)).await?;
-    let Loaded { engine, tokenizer, template } = loaded;
-    let identity = Identity::new(engine.spec().clone());
-    let first = fresh_id();
-    let kv = KvMemory::new(identity.spec.kv, config.kv_blocks).map_err(system("cannot make the KV pool"))?;
-    let kv = Arc::new(kv);
-
-    let (driver, thread) =
-        Driver::start(engine, Arc::clone(&kv), scheduler(config, &identity), config.poison_blocks, first)
-            .map_err(system("cannot start the engine's thread"))?;
-    let registry = parts.registry.sub_registry_with_prefix("armature_worker");
-    let metrics = Metrics::new(registry);
-    registry.register_collector(Box::new(EngineState(Arc::clone(&driver))));
-    let publisher = match &validated.redis {
-        Some(options) => {
-            let redis = Redis::new(options.clone())
-                .map_err(|problem| ConfigError::invalid("kv_events.redis", problem))?;
-            let metrics = RedisMetrics::new(registry);
-            let log = Arc::clone(&driver);
-            Some(KvPublisher::new(log, redis, identity.clone(), &config.namespace, metrics))
-        }
-        None => None,
-    };
-    let Endpoints { landing, source, kv_address } = endpoints(&parts.network, &validated, first, &kv).await?;
     let channels = Channels::new(
         parts.network.clone(),
         ChannelOptions { token: config.token.clone(), ..ChannelOptions::default() },
     )?;
-    let worker = Arc::new(Worker {
-        identity: identity.clone(),
-        driver,
-        landing: Box::new(landing),
-        source: Box::new(source),
-        channels,
+    let registry = parts.registry.sub_registry_with_prefix("armature_worker");
+    let metrics = Metrics::new(registry);
+    let base = Base {
+        validated: &validated,
+        network: &parts.network,
+        channels: &channels,
+        drain: &parts.drain,
+        metrics: &metrics,
+        first: fresh_id(),
+    };
+    let engine = match &validated.external {
+        Some(found) => external::engine(&base, found, registry).await?,
+        None => own::engine(&base, Arc::clone(&parts.weights), registry).await?,
+    };
+    let first = base.first;
+    registry.register_collector(Box::new(EngineState(Arc::clone(&engine.backend))));
+    let served = Arc::new(Served {
+        identity: engine.identity.clone(),
+        backend: engine.backend,
         drain: parts.drain.clone(),
         tasks: TaskTracker::new(),
         metrics: metrics.clone(),
-        faults: FaultPoints(config.fault_point),
-        limits: validated.handoff,
-        prefill_used: PrefillUsed::new(scheduler(config, &identity).max_ended),
+        own: engine.own,
     });
 
     let grpc = listener.address().clone();
     let admin = admin_listener.as_ref().map(|listener| listener.address().clone());
     let options = ServerOptions { token: config.token.clone(), ..ServerOptions::default() };
-    let service = armature_svc_kit::limited!(WorkerServiceServer::new(WorkerGrpc::new(Arc::clone(&worker))));
+    let service = armature_svc_kit::limited!(WorkerServiceServer::new(WorkerGrpc::new(Arc::clone(&served))));
     let server = Server::new(options, metrics.server)
-        .instance(worker.driver.instance())
+        .instance(served.backend.instance())
         .service(service)
         .descriptors(FILE_DESCRIPTOR_SET);
     let mut tasks = JoinSet::new();
-    if let Some(publisher) = publisher {
-        tasks.spawn(publisher.run());
+    if let Some(publishing) = engine.publishing {
+        tasks.spawn(publishing);
     }
     let drain = parts.drain.clone();
     tasks.spawn(async move {
@@ -209,36 +213,64 @@ pub async fn start(config: Config, mut parts: Parts) -> Result<Running, StartErr
         let admin = Admin { service: "worker", version, ready: ready.clone(), registry };
         tasks.spawn(admin.serve(listener, parts.drain.clone()));
     }
-    let discovery =
-        Discovery::new(worker.channels.clone(), config.discovery.clone())?.beginning_at(rand::random());
-    let fenced = Arc::clone(&worker);
+    let discovery = Discovery::new(channels, config.discovery.clone())?.beginning_at(rand::random());
+    let fenced = Arc::clone(&served);
     let (registrar, registration) = discovery.register(RegistrationOptions {
-        instance: instance(&validated, first, &grpc, admin.as_ref(), kv_address).await,
-        model: Some(ModelCardBytes {
-            card: card::card(config, &identity, &tokenizer, &template).encode_to_vec().into(),
-            artifacts: vec![tokenizer.into(), template.into()],
-        }),
+        instance: instance(&validated, first, &grpc, admin.as_ref(), engine.kv_address).await,
+        model: Some(engine.card),
         fenced: Box::new(move |_| {
             let next = fresh_id();
-            fenced.driver.begin_anew(next);
+            fenced.backend.begin_anew(next);
             fenced.metrics.fenced.inc();
             next
         }),
     });
     tasks.spawn(registrar.run(parts.drain.clone()));
+    if let Some((engine, watch)) = engine.external {
+        tasks.spawn(engine.watch(watch, registration.clone(), parts.drain.clone()));
+    }
     ready.set(true);
-    tracing::info!(instance = %first, %grpc, model = identity.spec.name, "serving");
+    tracing::info!(instance = %first, %grpc, model = engine.identity.spec.name, "serving");
     Ok(Running {
-        identity,
-        instance: worker.driver.instance(),
+        identity: engine.identity,
+        instance: served.backend.instance(),
         grpc,
         admin,
         tasks,
-        thread,
-        worker,
+        thread: engine.thread,
+        served,
         registration,
         drain_limit: validated.drain,
     })
+}
+
+/// What the parts of a worker are made from.
+struct Base<'a> {
+    validated: &'a Validated,
+    network: &'a Network,
+    channels: &'a Channels,
+    drain: &'a Drain,
+    metrics: &'a Metrics,
+    /// Id of the first incarnation.
+    first: InstanceId,
+}
+
+impl Base<'_> {
+    /// Publishes KV events to Redis, where that is configured.
+    fn publishing<L: KvLog>(
+        &self,
+        log: &Arc<L>,
+        identity: &Identity,
+        registry: &mut Registry,
+    ) -> Result<Option<BoxFuture<'static, ()>>, StartError> {
+        let Some(options) = &self.validated.redis else { return Ok(None) };
+        let redis = Redis::new(options.clone())
+            .map_err(|problem| ConfigError::invalid("kv_events.redis", problem))?;
+        let metrics = RedisMetrics::new(registry);
+        let namespace = &self.validated.config.namespace;
+        let publisher = KvPublisher::new(Arc::clone(log), redis, identity.clone(), namespace, metrics);
+        Ok(Some(publisher.run().boxed()))
+    }
 }
 
 impl Running {
@@ -247,9 +279,9 @@ impl Running {
     /// # Errors
     /// [`Lost`]; streams break then, and their frontends migrate them.
     pub async fn finished(mut self) -> Result<(), Lost> {
-        let drain = self.worker.drain.clone();
-        let mut failed = self.worker.driver.failed();
-        self.worker.tasks.spawn(wind_down(Arc::clone(&self.worker), self.drain_limit));
+        let drain = self.served.drain.clone();
+        let mut failed = self.served.backend.failed();
+        self.served.tasks.spawn(wind_down(Arc::clone(&self.served), self.drain_limit));
         let announce = self.registration.set_status(Status::Draining);
         let lost = tokio::select! {
             _ = drain.run(GONE_LIMIT + self.drain_limit, announce, self.registration.deregister()) => None,
@@ -259,22 +291,23 @@ impl Running {
             // Nobody shall be sent here any more; discovery may be away.
             let _ = tokio::time::timeout(GONE_LIMIT, self.registration.deregister()).await;
         }
-        self.worker.driver.stop();
-        self.worker.tasks.close();
+        self.served.backend.stop();
+        self.served.tasks.close();
         self.tasks.shutdown().await;
-        let thread = self.thread;
-        // The thread ends after the pass it is in.
-        let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        if let Some(thread) = self.thread {
+            // The thread ends after the pass it is in.
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
         lost.map_or(Ok(()), Err)
     }
 }
 
 /// Refuses new work once DRAINING has been published or cannot be, and has what is left migrate when time is up.
-async fn wind_down(worker: Arc<Worker>, limit: Duration) {
+async fn wind_down(worker: Arc<Served>, limit: Duration) {
     worker.drain.refusing().await;
-    worker.driver.drain();
+    worker.backend.drain();
     tokio::select! {
-        () = tokio::time::sleep(limit) => worker.driver.migrate_all(),
+        () = tokio::time::sleep(limit) => worker.backend.migrate_all(),
         () = worker.drain.stopping() => {}
     }
 }
@@ -307,73 +340,9 @@ async fn instance(
     instance
 }
 
-/// Both ends of the data plane.
-struct Endpoints {
-    landing: HostLanding,
-    source: HostSource,
-    /// `host:port` of the KV data listener.
-    kv_address: Option<String>,
-}
-
-/// Where KV lands and leaves, on the transports that are configured.
-async fn endpoints(
-    network: &Network,
-    validated: &Validated,
-    first: InstanceId,
-    kv: &Arc<KvMemory>,
-) -> Result<Endpoints, StartError> {
-    let Config { transports, shm_dir, .. } = &validated.config;
-    let tcp = match transports.contains(&Transport::Tcp) {
-        true => Some(tcp_landing(network, &validated.config).await?),
-        false => None,
-    };
-    let kv_address = tcp.as_ref().map(|tcp| tcp.advertised.clone());
-    let shm = transports.contains(&Transport::Shm);
-    if shm {
-        std::fs::create_dir_all(shm_dir)
-            .map_err(system(format!("shm_dir: cannot make the folder {}", shm_dir.display())))?;
-    }
-    let boot_id = BootId::of_this_host().map_err(system("cannot read the boot id"))?;
-    let landing = HostLanding::start(
-        Arc::clone(kv),
-        LandingOptions::default(),
-        tcp,
-        shm.then(|| ShmLanding { directory: shm_dir.clone(), boot_id: boot_id.clone() }),
-    );
-    let export =
-        shm.then(|| ShmExport { directory: shm_dir.clone(), boot_id, incarnation: Incarnation(first.0) });
-    let source = HostSource::start(Arc::clone(kv), SourceOptions::default(), export)
-        .map_err(system(format!("shm_dir: cannot listen in {}", shm_dir.display())))?;
-    Ok(Endpoints { landing, source, kv_address })
-}
-
-async fn tcp_landing(network: &Network, config: &Config) -> Result<TcpLanding, StartError> {
-    let listener = network.bind_sockets(&config.kv_listen).await?;
-    let bound: Address = listener.local_addr().map_err(system("kv_listen"))?.into();
-    Ok(TcpLanding { listener, advertised: advertised(config, &bound).await.to_string() })
-}
-
 /// Under which address others reach what is bound to `bound`.
 async fn advertised(config: &Config, bound: &Address) -> Address {
     let host = config.advertise_host.as_str();
     let configured = (!host.is_empty()).then(|| bound.with_host(host));
     reachable::advertised(bound, configured.as_ref(), &config.discovery).await
-}
-
-async fn load(config: Config, weights: Arc<WeightStore>) -> Result<Loaded, StartError> {
-    let joined = tokio::task::spawn_blocking(move || engine::load(&config, &weights)).await;
-    Ok(joined.expect("loading does not panic")?)
-}
-
-fn scheduler(config: &Config, me: &Identity) -> SchedulerConfig {
-    let settings = &config.scheduler;
-    let mut scheduler = SchedulerConfig::new(config.kv_blocks, me.block_size(), me.spec.context_length);
-    scheduler.max_running = settings.max_running;
-    scheduler.max_waiting = settings.max_waiting;
-    scheduler.migrated_in_a_row = settings.migrated_in_a_row;
-    scheduler.max_batched_tokens = settings.max_batched_tokens;
-    scheduler.source_fraction = settings.source_fraction;
-    scheduler.grant_fraction = settings.grant_fraction;
-    scheduler.step.target = Duration::from_secs_f64(settings.step_target_ms / 1e3);
-    scheduler
 }

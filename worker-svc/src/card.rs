@@ -3,6 +3,7 @@
 use armature_contracts::discovery::v1 as discovery;
 use armature_kv_hash::HASH_SCHEME;
 
+use crate::adapters::openai::Found;
 use crate::config::{Config, EngineKind, Transport};
 use crate::engine::sim::Polynomial;
 use crate::identity::Identity;
@@ -47,10 +48,30 @@ pub fn card(config: &Config, me: &Identity, tokenizer: &[u8], template: &[u8]) -
     }
 }
 
+/// The card of an adapter to `found`: what of our own engines' is not true of it is replaced.
+pub fn external(config: &Config, me: &Identity, found: &Found, kv_blocks: usize) -> discovery::ModelCard {
+    let max_logprobs = found.abilities.max_logprobs().unwrap_or_default();
+    let mut card = card(config, me, &found.tokenizer, &found.template);
+    card.kv_blocks = kv_blocks as u32;
+    card.transports.clear();
+    card.engine = found.abilities.dialect.name().into();
+    card.capabilities = found.abilities.capabilities();
+    if let Some(limits) = &mut card.limits {
+        limits.max_running = found.slots.unwrap_or(config.scheduler.max_running) as u32;
+        limits.max_logprobs = max_logprobs.into();
+        limits.max_batched_tokens = 0;
+    }
+    card
+}
+
 fn engine_name(engine: EngineKind) -> &'static str {
     match engine {
         EngineKind::Llama => "llama",
         EngineKind::Sim => "sim",
+        EngineKind::OpenAi => "openai",
+        EngineKind::Vllm => "vllm",
+        EngineKind::Sglang => "sglang",
+        EngineKind::LlamaCpp => "llamacpp",
     }
 }
 
@@ -80,6 +101,10 @@ fn step_prior(config: &Config) -> discovery::StepPrior {
                 decode_d0,
                 transfer_ms_per_token: 0.01,
             }
+        }
+        // Nothing is known of it: routers have a prior of their own.
+        EngineKind::OpenAi | EngineKind::Vllm | EngineKind::Sglang | EngineKind::LlamaCpp => {
+            discovery::StepPrior::default()
         }
         // SmolLM2-135M on one core (docs/benchmarks.md): about 400 prompt tokens and 50 decode steps a second, 46 kB of KV
         // a token.

@@ -10,6 +10,8 @@ use armature_svc_kit::secret::Secret;
 use armature_svc_kit::telemetry::TelemetryConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::adapters::openai::{EngineUrl, Settings, Watch};
+use crate::domain::openai::dialect::Dialect;
 use crate::engine::sim::SimConfig;
 use crate::faults::FaultPoint;
 use crate::identity::Role;
@@ -22,6 +24,71 @@ pub enum EngineKind {
     Llama,
     /// A timing model over the same scheduler and pool.
     Sim,
+    /// Any server that speaks OpenAI's API; its kind is what it calls itself.
+    OpenAi,
+    /// vLLM's server.
+    Vllm,
+    /// SGLang's server.
+    Sglang,
+    /// llama.cpp's server.
+    LlamaCpp,
+}
+
+impl EngineKind {
+    /// Whether it is an engine of somebody else, behind `openai.url`.
+    pub fn is_external(self) -> bool {
+        matches!(self, Self::OpenAi | Self::Vllm | Self::Sglang | Self::LlamaCpp)
+    }
+
+    /// The kind of an external engine; none: as it calls itself.
+    pub fn dialect(self) -> Option<Dialect> {
+        match self {
+            Self::Vllm => Some(Dialect::Vllm),
+            Self::Sglang => Some(Dialect::Sglang),
+            Self::LlamaCpp => Some(Dialect::LlamaCpp),
+            Self::OpenAi | Self::Llama | Self::Sim => None,
+        }
+    }
+}
+
+/// An engine of somebody else.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OpenAiSettings {
+    /// Where it is: `http[s]://host:port`, with or without `/v1`.
+    pub url: String,
+    /// Key that it wants, sent as a bearer token.
+    pub api_key: Option<Secret>,
+    /// Which of its models; empty: the only one.
+    pub model: String,
+    /// Its tokenizer: a GGUF file, a `tokenizer.json`, or a folder that has one.
+    pub tokenizer: Option<PathBuf>,
+    /// Its chat template: Jinja, or a `tokenizer_config.json`.
+    pub template: Option<PathBuf>,
+    /// Longest sequence in tokens; 0: as it says.
+    pub context_length: usize,
+    /// How long it may take to answer for the first time, in seconds.
+    pub start_seconds: f64,
+    /// Between two looks at its health and load, in seconds.
+    pub watch_seconds: f64,
+    /// Longest wait for an answer to such a look, in seconds; two in a row, and it is taken for hanging.
+    pub patience_seconds: f64,
+}
+
+impl Default for OpenAiSettings {
+    fn default() -> Self {
+        Self {
+            url: String::new(),
+            api_key: None,
+            model: String::new(),
+            tokenizer: None,
+            template: None,
+            context_length: 0,
+            start_seconds: 600.0,
+            watch_seconds: 1.0,
+            patience_seconds: 5.0,
+        }
+    }
 }
 
 /// How KV may land here.
@@ -84,6 +151,8 @@ pub struct Config {
     pub drain_seconds: f64,
     /// How KV events travel to routers.
     pub kv_events: KvEventsConfig,
+    /// The engine of somebody else that `openai`, `vllm`, `sglang` and `llamacpp` name.
+    pub openai: OpenAiSettings,
     /// The simulated engine.
     pub sim: SimConfig,
     /// Fills blocks with NaN before they are first written, so that a read of what is not there shows.
@@ -172,6 +241,7 @@ impl Default for Config {
             handoff: HandoffSettings::default(),
             drain_seconds: 30.0,
             kv_events: KvEventsConfig::default(),
+            openai: OpenAiSettings::default(),
             sim: SimConfig::default(),
             poison_blocks: false,
             fault_point: None,
@@ -191,6 +261,19 @@ pub struct Validated {
     pub handoff: crate::worker::HandoffLimits,
     /// The Redis that KV events are published to, if any.
     pub redis: Option<armature_kv_redis::Options>,
+    /// The engine of somebody else, if it is one.
+    pub external: Option<External>,
+}
+
+/// An engine of somebody else: where it is, and what is known of it.
+#[derive(Debug, Clone)]
+pub struct External {
+    /// Where.
+    pub url: EngineUrl,
+    /// What is not asked of it.
+    pub settings: Settings,
+    /// How it is watched.
+    pub watch: Watch,
 }
 
 impl Config {
@@ -202,6 +285,12 @@ impl Config {
         let invalid = |key: &str, problem: String| Err(ConfigError::invalid(key, problem));
         if self.engine == EngineKind::Llama && self.model.is_none() {
             return invalid("model", "is missing: name a GGUF file, or set engine = \"sim\"".into());
+        }
+        if self.engine.is_external() && self.role != Role::Aggregated {
+            return invalid(
+                "role",
+                "must be aggregated: the KV of an engine of somebody else cannot be moved".into(),
+            );
         }
         for (key, value, least) in [
             ("threads", self.threads, 1),
@@ -241,7 +330,9 @@ impl Config {
             Duration::try_from_secs_f64(value)
                 .map_err(|_| ConfigError::invalid(key, format!("{value} is not a time in seconds")))
         };
+        let external = self.engine.is_external().then(|| self.external(&seconds)).transpose()?;
         Ok(Validated {
+            external,
             redis: self.kv_events.redis.validate()?,
             drain: seconds("drain_seconds", self.drain_seconds)?,
             handoff: crate::worker::HandoffLimits {
@@ -250,6 +341,38 @@ impl Config {
                 hold: seconds("handoff.hold_seconds", self.handoff.hold_seconds)?,
             },
             config: self,
+        })
+    }
+}
+
+impl Config {
+    fn external(
+        &self,
+        seconds: impl Fn(&str, f64) -> Result<Duration, ConfigError>,
+    ) -> Result<External, ConfigError> {
+        let settings = &self.openai;
+        let url = settings.url.parse().map_err(|error: crate::adapters::openai::BadUrl| {
+            ConfigError::invalid("openai.url", error.to_string())
+        })?;
+        let watch = Watch {
+            interval: seconds("openai.watch_seconds", settings.watch_seconds)?,
+            patience: seconds("openai.patience_seconds", settings.patience_seconds)?,
+        };
+        if watch.interval.is_zero() || watch.patience.is_zero() {
+            let problem = "must be above 0, and openai.patience_seconds as well".to_owned();
+            return Err(ConfigError::invalid("openai.watch_seconds", problem));
+        }
+        Ok(External {
+            url,
+            settings: Settings {
+                dialect: self.engine.dialect(),
+                model: Some(settings.model.clone()).filter(|model| !model.is_empty()),
+                tokenizer: settings.tokenizer.clone(),
+                template: settings.template.clone(),
+                context_length: Some(settings.context_length).filter(|tokens| *tokens > 0),
+                start: seconds("openai.start_seconds", settings.start_seconds)?,
+            },
+            watch,
         })
     }
 }
@@ -276,6 +399,9 @@ mod tests {
             "ca_file",
             "cert_file",
             "key_file",
+            "api_key",
+            "tokenizer",
+            "template",
         ] {
             assert!(text.contains(&format!("# {unset} = ")), "{unset}");
         }
@@ -289,6 +415,14 @@ mod tests {
         assert!(sim.clone().validate().is_ok());
         let few = Config { kv_blocks: 0, ..sim.clone() }.validate().unwrap_err().to_string();
         assert!(few.contains("kv_blocks"), "{few}");
+        let nowhere = Config { engine: EngineKind::Vllm, ..Config::default() };
+        let url = nowhere.clone().validate().unwrap_err().to_string();
+        assert!(url.contains("openai.url") && url.contains("http://host:port"), "{url}");
+        let mut decode = nowhere;
+        (decode.role, decode.openai.url) = (Role::Decode, "http://gpu1:8000/v1".into());
+        assert!(decode.clone().validate().unwrap_err().to_string().contains("role"));
+        decode.role = Role::Aggregated;
+        assert_eq!(decode.validate().unwrap().external.unwrap().url.to_string(), "http://gpu1:8000");
         let mut nan = sim;
         nan.scheduler.grant_fraction = f64::NAN;
         assert!(nan.validate().unwrap_err().to_string().contains("grant_fraction"));

@@ -60,9 +60,16 @@ impl Identity {
         }
     }
 
-    /// How this worker's KV lies in memory: one shard, full attention.
+    /// How this worker's KV lies in memory: one shard, full attention. Of an engine of somebody else nothing is known but that it is no other's.
     pub fn layout(&self) -> kv::KvLayout {
         let shape = &self.spec.kv;
+        if shape.layers == 0 {
+            return kv::KvLayout {
+                groups: Vec::new(),
+                shard: None,
+                compat_key: self.compat_key.to_vec().into(),
+            };
+        }
         let tensor = |name: &str| kv::TensorSpec {
             name: name.into(),
             dtype: "f32".into(),

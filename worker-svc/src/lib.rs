@@ -1,7 +1,7 @@
 //! `armature-worker`: one engine behind one contract.
 //!
 //! Does: run an engine (a real Llama-family transformer on CPU, or a timing
-//! model), schedule requests over a paged KV pool, sample tokens, publish KV
+//! model; or stand before a server of somebody else), schedule requests over a paged KV pool, sample tokens, publish KV
 //! events and load, move KV between prefill and decode workers, drain.
 //!
 //! Does not: choose workers, see text, know about other requests' routing, or
@@ -17,6 +17,7 @@ pub mod engine;
 pub mod faults;
 pub mod grpc;
 mod handoff;
+mod https;
 pub mod identity;
 pub mod kv_memory;
 pub mod kv_wire;

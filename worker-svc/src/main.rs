@@ -2,6 +2,7 @@
 
 mod model_command;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -23,6 +24,15 @@ use prometheus_client::registry::Registry;
 struct Args {
     #[command(flatten)]
     config: ConfigArgs,
+    /// Engine: llama, sim, or that of somebody else: vllm, sglang, llamacpp, openai (as it calls itself)
+    #[arg(long)]
+    engine: Option<String>,
+    /// Where the engine of somebody else is: http://host:port
+    #[arg(long, value_name = "URL")]
+    engine_url: Option<String>,
+    /// Its tokenizer: a GGUF file, a tokenizer.json, or the folder that has one
+    #[arg(long, value_name = "PATH")]
+    engine_tokenizer: Option<PathBuf>,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -42,7 +52,11 @@ async fn serve(args: Args) -> Result<(), Failed> {
     if let Some(Command::Model(ModelCommand::Fetch(args))) = args.command {
         return args.run().await.map_err(Failed::running);
     }
-    let config: Config = config::load("worker", &args.config, Flags::new(), std::env::vars())?;
+    let flags = Flags::new()
+        .set("engine", args.engine)
+        .set("openai.url", args.engine_url)
+        .set("openai.tokenizer", args.engine_tokenizer);
+    let config: Config = config::load("worker", &args.config, flags, std::env::vars())?;
     if args.config.probe {
         return health_check::ready(&Network::new(), config.admin.as_ref()).await.map_err(Failed::running);
     }

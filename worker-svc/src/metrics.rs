@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::domain::request::Refusal;
-use crate::driver::Driver;
+use crate::ports::Backend;
 use crate::transfer::{Chosen, TransportKind};
 
 /// How a hand-off ended, at the decode worker.
@@ -90,6 +90,8 @@ impl Metrics {
             Refusal::QueueFull { .. } => "queue_full",
             Refusal::Draining => "draining",
             Refusal::PrefillBackpressure { .. } => "prefill_backpressure",
+            Refusal::EngineAway => "engine_away",
+            Refusal::Unsupported(_) => "unsupported",
             Refusal::Fenced => "fenced",
             Refusal::Duplicate => "duplicate",
             Refusal::ContextExceeded { .. } => "context_exceeded",
@@ -123,9 +125,9 @@ impl Metrics {
     }
 }
 
-/// What the driver knows, read when the metrics are.
+/// What the engine's side knows, read when the metrics are.
 #[derive(Debug)]
-pub struct EngineState(pub Arc<Driver>);
+pub struct EngineState(pub Arc<dyn Backend>);
 
 impl Collector for EngineState {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {

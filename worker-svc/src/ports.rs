@@ -2,14 +2,18 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
-use armature_contracts::ids::WorkerRank;
+use armature_contracts::ids::{InstanceId, WorkerRank};
 use tokio::sync::watch;
 
-use crate::domain::ids::{BlockId, SeqId};
-use crate::domain::kv_events::{KvBatch, KvSnapshot};
+use crate::domain::ids::{BlockId, ReservationKey, SeqId};
+use crate::domain::kv_events::{KvBatch, KvEvents, KvSnapshot};
 use crate::domain::kv_publisher::LogRange;
+use crate::domain::report::{LoadReport, SettledCursor};
+use crate::domain::request::Refusal;
 use crate::domain::time::Time;
+use crate::driver::{Counters, Job, Ticket};
 use crate::kv_memory::KvMemory;
 
 /// Consecutive new tokens of one sequence in a forward pass.
@@ -154,6 +158,67 @@ pub trait Engine: Send {
 impl fmt::Debug for dyn Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("spec", self.spec()).finish()
+    }
+}
+
+/// What computes tokens behind the contract: the engine of this process with its scheduler, or an engine of somebody else with an adapter.
+pub trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// The id of the present incarnation.
+    fn instance(&self) -> watch::Receiver<InstanceId>;
+
+    /// Its one rank, in the present incarnation.
+    fn rank(&self) -> WorkerRank {
+        WorkerRank::first(*self.instance().borrow())
+    }
+
+    /// Its time at a point of the process's clock.
+    fn time_at(&self, at: Instant) -> Time;
+
+    /// Takes a request or refuses it, at once. Its events come through the ticket; dropping that cancels it.
+    ///
+    /// # Errors
+    /// The refusal; nothing is left behind then.
+    fn submit(self: Arc<Self>, job: Job) -> Result<Ticket, Refusal>;
+
+    /// Ends these choices of the request of a reservation, if it runs.
+    fn cancel_choices(&self, reservation: ReservationKey, choices: &[u32]);
+
+    /// A load report for a subscriber that holds `cursor`.
+    fn report(&self, cursor: Option<SettledCursor>) -> LoadReport;
+
+    /// Counters since the start of the process.
+    fn counters(&self) -> Counters;
+
+    /// Changes whenever the load may have.
+    fn changed(&self) -> watch::Receiver<u64>;
+
+    /// Reads the log of KV events; batches that this cuts are announced to other readers.
+    fn with_kv_events(&self, f: &mut dyn FnMut(&mut KvEvents, Time));
+
+    /// Number of the last batch of KV events.
+    fn kv_batch(&self) -> watch::Receiver<u64>;
+
+    /// Why it is unusable, once it is.
+    fn failed(&self) -> watch::Receiver<Option<String>>;
+
+    /// The present incarnation has been announced gone: it goes on as `instance`, and every unfinished choice ends with MIGRATE.
+    fn begin_anew(&self, instance: InstanceId);
+
+    /// Refuses new requests from now on.
+    fn drain(&self);
+
+    /// Ends every unfinished choice with MIGRATE.
+    fn migrate_all(&self);
+
+    /// Ends what computes.
+    fn stop(&self);
+}
+
+/// Resolves when `worker` is not the present incarnation.
+pub async fn fenced(backend: &dyn Backend, worker: WorkerRank) {
+    if backend.instance().wait_for(|id| *id != worker.instance).await.is_err() {
+        // Nothing will ever change again.
+        std::future::pending::<()>().await;
     }
 }
 

@@ -13,6 +13,7 @@ use crate::driver::Driver;
 use crate::faults::FaultPoints;
 use crate::identity::Identity;
 use crate::metrics::Metrics;
+use crate::ports::Backend;
 use crate::transfer::{LandingEndpoint, SourceEndpoint};
 
 /// Time limits of a hand-off.
@@ -26,7 +27,24 @@ pub struct HandoffLimits {
     pub hold: Duration,
 }
 
-/// The shared parts of a running worker.
+/// What every worker's calls share, whatever computes its tokens.
+#[derive(Debug)]
+pub struct Served {
+    /// The fixed facts.
+    pub identity: Identity,
+    /// What computes tokens.
+    pub backend: Arc<dyn Backend>,
+    /// The shutdown.
+    pub drain: Drain,
+    /// Every request runs as a task of this: none is detached.
+    pub tasks: TaskTracker,
+    /// Instruments.
+    pub metrics: Metrics,
+    /// What hand-offs need; none where the engine's KV cannot be moved.
+    pub own: Option<Arc<Worker>>,
+}
+
+/// The shared parts of a worker with an engine of its own, whose KV moves.
 #[derive(Debug)]
 pub struct Worker {
     /// The fixed facts.

@@ -1,3 +1,4 @@
-//! What the worker tells to the outside otherwise than by its own service.
+//! What the worker has to do with others otherwise than by its own service.
 
 pub mod kv_publisher;
+pub mod openai;

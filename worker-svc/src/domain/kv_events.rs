@@ -72,7 +72,7 @@ pub struct KvBatch {
 }
 
 /// What the set is after a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KvState {
     /// Its number; 0 before the first.
     pub batch: u64,

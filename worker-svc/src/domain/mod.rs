@@ -6,6 +6,7 @@ pub mod ids;
 pub mod kv_events;
 pub mod kv_publisher;
 pub mod kv_store;
+pub mod openai;
 pub mod pool;
 pub mod prefix_cache;
 pub mod report;

@@ -110,6 +110,12 @@ pub enum Refusal {
         /// The bound.
         limit: usize,
     },
+    /// The engine behind this worker does not answer at present.
+    #[error("the engine behind this worker does not answer")]
+    EngineAway,
+    /// A parameter that the engine behind this worker does not have.
+    #[error(transparent)]
+    Unsupported(#[from] crate::domain::openai::ask::Unsupported),
     /// It was meant for an incarnation that has ended.
     #[error("the incarnation that was asked for has ended")]
     Fenced,

@@ -26,6 +26,8 @@ pub struct Job {
     pub params: SamplingParams,
     /// Seed of its draws.
     pub seed: u64,
+    /// The model's own end tokens do not end it.
+    pub ignore_eos: bool,
 }
 
 /// Sums since the start of the process.
@@ -74,8 +76,13 @@ impl Core {
         now: Time,
     ) -> Result<(RequestId, mpsc::UnboundedReceiver<Event>, Arc<AtomicBool>), Refusal> {
         let is_source = matches!(job.submission.kind, RequestKind::Source { .. });
+        let is_local = job.submission.kind == RequestKind::Local;
         let id = self.scheduler.submit(job.submission, now)?;
         let (sender, events) = mpsc::unbounded_channel();
+        if is_local {
+            // Nothing but the first token would tell that the engine has taken it.
+            let _ = sender.send(Event::Admitted);
+        }
         let live = Arc::new(AtomicBool::new(true));
         let request = InFlight {
             events: sender,

@@ -16,6 +16,7 @@ mod event;
 mod step;
 mod ticket;
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::Instant;
@@ -35,7 +36,7 @@ use crate::domain::request::Refusal;
 use crate::domain::scheduler::{Scheduler, SchedulerConfig};
 use crate::domain::time::Time;
 use crate::kv_memory::KvMemory;
-use crate::ports::{Engine, KvLog, ModelSpec};
+use crate::ports::{Backend, Engine, KvLog, ModelSpec};
 
 /// Handle of a running engine. Dropping the last one does not stop the thread: [`Driver::stop`] does.
 #[derive(Debug)]
@@ -111,7 +112,13 @@ impl Driver {
         self.with(
             |core, now| if job.worker == self.rank() { core.submit(job, now) } else { Err(Refusal::Fenced) },
         )
-        .map(|(id, events, live)| Ticket::new(Arc::clone(self), id, events, live))
+        .map(|(id, events, live)| {
+            let driver = Arc::clone(self);
+            Ticket::new(id, events, move || {
+                live.store(false, Ordering::Release);
+                driver.with(|core, now| core.scheduler.cancel(id, now));
+            })
+        })
     }
 
     /// Runs `f` under the lock, hands out what it caused, and wakes the engine thread.
@@ -231,6 +238,64 @@ impl Driver {
     /// Reads the event log of `me`, under the lock; none when that is another incarnation.
     fn log_of<R>(&self, me: WorkerRank, f: impl FnOnce(&mut KvEvents, Time) -> R) -> Option<R> {
         self.kv_events(|events, now| (self.rank() == me).then(|| f(events, now)))
+    }
+}
+
+impl Backend for Driver {
+    fn instance(&self) -> watch::Receiver<InstanceId> {
+        self.instance()
+    }
+
+    fn time_at(&self, at: Instant) -> Time {
+        self.time_at(at)
+    }
+
+    fn submit(self: Arc<Self>, job: Job) -> Result<Ticket, Refusal> {
+        Driver::submit(&self, job)
+    }
+
+    fn cancel_choices(&self, reservation: ReservationKey, choices: &[u32]) {
+        self.cancel_choices(reservation, choices);
+    }
+
+    fn report(&self, cursor: Option<SettledCursor>) -> LoadReport {
+        self.report(cursor)
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters()
+    }
+
+    fn changed(&self) -> watch::Receiver<u64> {
+        self.changed()
+    }
+
+    fn with_kv_events(&self, f: &mut dyn FnMut(&mut KvEvents, Time)) {
+        self.kv_events(f);
+    }
+
+    fn kv_batch(&self) -> watch::Receiver<u64> {
+        self.kv_batch()
+    }
+
+    fn failed(&self) -> watch::Receiver<Option<String>> {
+        self.failed()
+    }
+
+    fn begin_anew(&self, instance: InstanceId) {
+        self.begin_anew(instance);
+    }
+
+    fn drain(&self) {
+        self.drain();
+    }
+
+    fn migrate_all(&self) {
+        self.migrate_all();
+    }
+
+    fn stop(&self) {
+        self.stop();
     }
 }
 

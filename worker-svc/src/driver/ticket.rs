@@ -1,40 +1,32 @@
 //! A handler's hold on its request.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::fmt;
 
 use tokio::sync::mpsc;
 
-use super::{Driver, Event};
+use super::Event;
 use crate::domain::ids::RequestId;
 
-/// A request in the scheduler. Dropping it cancels what is still running of it.
-#[derive(Debug)]
+/// A request that has been taken. Dropping it cancels what is still running of it.
 pub struct Ticket {
-    driver: Arc<Driver>,
     id: RequestId,
     events: mpsc::UnboundedReceiver<Event>,
-    live: Arc<AtomicBool>,
+    cancel: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Ticket {
-    pub(super) fn new(
-        driver: Arc<Driver>,
+    /// Of request `id`, whose events come through `events`; `cancel` stops it, at once and as often as it is called.
+    pub fn new(
         id: RequestId,
         events: mpsc::UnboundedReceiver<Event>,
-        live: Arc<AtomicBool>,
+        cancel: impl Fn() + Send + Sync + 'static,
     ) -> Self {
-        Self { driver, id, events, live }
+        Self { id, events, cancel: Box::new(cancel) }
     }
 
     /// The request's id.
     pub fn id(&self) -> RequestId {
         self.id
-    }
-
-    /// The driver that runs it.
-    pub fn driver(&self) -> &Arc<Driver> {
-        &self.driver
     }
 
     /// The next event; `None` when the engine is gone.
@@ -44,13 +36,18 @@ impl Ticket {
 
     /// Stops the request's computing, within a layer when it is in a pass. Events go on until it has ended.
     pub fn cancel(&self) {
-        self.live.store(false, Ordering::Release);
-        self.driver.with(|core, now| core.scheduler.cancel(self.id, now));
+        (self.cancel)();
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.cancel();
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket").field("id", &self.id).finish_non_exhaustive()
     }
 }

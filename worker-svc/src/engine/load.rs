@@ -33,6 +33,9 @@ pub enum EngineStartError {
     /// The simulated model contradicts itself.
     #[error(transparent)]
     Sim(#[from] SimConfigError),
+    /// It does not run in this process.
+    #[error("this engine is a server of somebody else")]
+    External,
 }
 
 impl EngineStartError {
@@ -62,6 +65,9 @@ pub fn load(config: &Config, weights: &WeightStore) -> Result<Loaded, EngineStar
                 template: engine.template_json().to_vec(),
                 engine: Box::new(engine),
             })
+        }
+        EngineKind::OpenAi | EngineKind::Vllm | EngineKind::Sglang | EngineKind::LlamaCpp => {
+            Err(EngineStartError::External)
         }
         EngineKind::Sim => {
             // The engine's own thread spends the time that a real pass would compute.

@@ -42,6 +42,7 @@ pub(super) struct Parsed {
     pub(super) priority: Priority,
     pub(super) migrated: bool,
     pub(super) wants_logprobs: bool,
+    pub(super) ignore_eos: bool,
 }
 
 impl Parsed {
@@ -62,6 +63,7 @@ impl Parsed {
             },
             params: self.params.clone(),
             seed: self.seed,
+            ignore_eos: self.ignore_eos,
         }
     }
 }
@@ -127,6 +129,7 @@ impl Asked<'_> {
             },
             seed: self.sampling.and_then(|sampling| sampling.seed).unwrap_or_default(),
             wants_logprobs: params.logprobs.is_some(),
+            ignore_eos: stop.ignore_eos,
             params,
             migrated: context.migrated,
             priority: Priority(context.priority.clamp(i8::MIN.into(), i8::MAX.into()) as i8),

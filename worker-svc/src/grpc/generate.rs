@@ -17,7 +17,7 @@ use crate::domain::sampled::Sampled;
 use crate::domain::scheduler::Effect;
 use crate::driver::{Event, Ticket};
 use crate::handoff::{Handoff, Landed, Plan};
-use crate::worker::Worker;
+use crate::worker::Served;
 
 /// Messages that wait for a slow client; more tokens wait in the request's own events.
 const BUFFER: usize = 64;
@@ -25,7 +25,7 @@ const BUFFER: usize = 64;
 type Answer = Result<wire::GenerateResponse, Status>;
 
 pub(super) fn start(
-    worker: &Arc<Worker>,
+    worker: &Arc<Served>,
     request: wire::GenerateRequest,
     call: Call,
 ) -> Result<ReceiverStream<Answer>, Status> {
@@ -39,11 +39,15 @@ pub(super) fn start(
         stop: request.stop.as_ref(),
         choices: &request.choices,
     }
-    .parse(&worker.identity, worker.driver.rank())?;
-    let remote = !request.prefill.is_empty();
+    .parse(&worker.identity, worker.backend.rank())?;
+    // Prefill workers are named to those that can lead a hand-off.
+    let remote = !request.prefill.is_empty() && worker.own.is_some();
+    if !remote && !request.prefill.is_empty() && request.local_prefill_forbidden {
+        return Err(Fault::new(Reason::PrefillLost, "this worker's engine takes no KV from others").into());
+    }
     let kind = if remote { RequestKind::Landing } else { RequestKind::Local };
-    let deadline = call.deadline.map(|at| worker.driver.time_at(at.into_std()));
-    let ticket = worker.driver.submit(parsed.job(kind, deadline)).map_err(|refusal| {
+    let deadline = call.deadline.map(|at| worker.backend.time_at(at.into_std()));
+    let ticket = Arc::clone(&worker.backend).submit(parsed.job(kind, deadline)).map_err(|refusal| {
         worker.metrics.refused(&refusal);
         status::refusal(&refusal)
     })?;
@@ -64,7 +68,7 @@ pub(super) fn start(
 }
 
 struct Run {
-    worker: Arc<Worker>,
+    worker: Arc<Served>,
     parsed: Parsed,
     ticket: Ticket,
     answers: mpsc::Sender<Answer>,
@@ -75,10 +79,6 @@ struct Run {
 
 impl Run {
     async fn go(mut self, mut plan: Option<Plan>, _in_flight: InFlight) {
-        // Without a hand-off nothing but the first token tells that the engine has taken the request.
-        if plan.is_none() {
-            self.say_started(0).await;
-        }
         let mut gone = false;
         loop {
             let event = tokio::select! {
@@ -94,6 +94,12 @@ impl Run {
             match event {
                 None => {
                     self.say(Err(Fault::new(Reason::EngineFailed, "the engine has ended").into())).await;
+                    break;
+                }
+                Some(Event::Admitted) => self.say_started(0).await,
+                Some(Event::Lost(fault)) => {
+                    let fault = fault.work_done(self.generated > 0);
+                    self.say(Err(fault.into())).await;
                     break;
                 }
                 Some(Event::Layer(_)) => {}
@@ -119,8 +125,8 @@ impl Run {
                 self.say_started(from_token as u32).await;
                 if let Some(handoff) = &self.handoff {
                     handoff.readmitted(from_token..prompt_len);
-                } else if let Some(plan) = plan.take() {
-                    self.handoff = Some(Handoff::start(&self.worker, plan, request, from_token..prompt_len));
+                } else if let (Some(plan), Some(own)) = (plan.take(), &self.worker.own) {
+                    self.handoff = Some(Handoff::start(own, plan, request, from_token..prompt_len));
                 }
             }
             Effect::Granted { window, tokens, blocks, .. } => {

@@ -12,13 +12,14 @@ use wire::watch_kv_response::Event;
 
 use crate::domain::kv_events::{KvBatch, KvSnapshot};
 use crate::kv_wire;
-use crate::worker::Worker;
+use crate::ports;
+use crate::worker::Served;
 
 /// Messages that wait for a slow reader; it reads from the ring meanwhile and is given a snapshot when it falls out of it.
 const BUFFER: usize = 4;
 
 pub(super) fn start(
-    worker: &Arc<Worker>,
+    worker: &Arc<Served>,
     request: &wire::WatchKvRequest,
 ) -> Result<ReceiverStream<Result<wire::WatchKvResponse, Status>>, Status> {
     if request.dp_rank != 0 {
@@ -31,13 +32,13 @@ pub(super) fn start(
 }
 
 async fn run(
-    worker: Arc<Worker>,
+    worker: Arc<Served>,
     from_batch: u64,
     messages: mpsc::Sender<Result<wire::WatchKvResponse, Status>>,
 ) {
-    let mut announced = worker.driver.kv_batch();
-    let mut failed = worker.driver.failed();
-    let me = worker.driver.rank();
+    let mut announced = worker.backend.kv_batch();
+    let mut failed = worker.backend.failed();
+    let me = worker.backend.rank();
     let mut next = from_batch;
     loop {
         announced.mark_unchanged();
@@ -50,7 +51,7 @@ async fn run(
             () = messages.closed() => return,
             () = worker.drain.stopping() => return,
             _ = failed.wait_for(Option::is_some) => return,
-            () = worker.driver.fenced(me) => return,
+            () = ports::fenced(&*worker.backend, me) => return,
             changed = announced.changed() => if changed.is_err() { return },
         }
     }
@@ -63,13 +64,13 @@ enum Read {
 }
 
 /// What a reader of `me` that wants batch `next` is sent now; advances `next`. 0 wants a snapshot. Nothing once `me` is fenced.
-fn read_on(worker: &Worker, me: WorkerRank, next: &mut u64) -> Vec<Event> {
-    let read = worker.driver.kv_events(|events, now| {
-        if worker.driver.rank() != me {
-            return Read::Batches(Vec::new());
+fn read_on(worker: &Served, me: WorkerRank, next: &mut u64) -> Vec<Event> {
+    let mut read = Read::Batches(Vec::new());
+    worker.backend.with_kv_events(&mut |events, now| {
+        if worker.backend.rank() == me {
+            let batches = if *next == 0 { None } else { events.resume(*next) };
+            read = batches.map_or_else(|| Read::Snapshot(events.snapshot(now).0), Read::Batches);
         }
-        let batches = if *next == 0 { None } else { events.resume(*next) };
-        batches.map_or_else(|| Read::Snapshot(events.snapshot(now).0), Read::Batches)
     });
     match read {
         Read::Batches(batches) => {

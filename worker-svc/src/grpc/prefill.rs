@@ -224,7 +224,8 @@ impl Run {
             Some(Event::Effect(Effect::ChoiceEnded { finish, .. })) => {
                 Err(Over::failed(format!("the prefill ended: {finish:?}")))
             }
-            Some(Event::Effect(_)) => Ok(()),
+            Some(Event::Lost(fault)) => Err(Over::failed(fault)),
+            Some(Event::Effect(_) | Event::Admitted) => Ok(()),
         }
     }
 

@@ -3,23 +3,24 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
+use armature_contracts::error::{Fault, Reason};
 use armature_contracts::worker::v1 as wire;
 use armature_svc_kit::call::Call;
 use futures_util::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{convert, generate, kv_feed, prefill, state_feed};
-use crate::worker::Worker;
+use crate::worker::Served;
 
 /// The gRPC face of a worker.
 #[derive(Debug, Clone)]
 pub struct WorkerGrpc {
-    worker: Arc<Worker>,
+    worker: Arc<Served>,
 }
 
 impl WorkerGrpc {
     /// Serves `worker`.
-    pub fn new(worker: Arc<Worker>) -> Self {
+    pub fn new(worker: Arc<Served>) -> Self {
         Self { worker }
     }
 }
@@ -52,7 +53,7 @@ impl wire::worker_service_server::WorkerService for WorkerGrpc {
         request: Request<wire::EndChoicesRequest>,
     ) -> Result<Response<wire::EndChoicesResponse>, Status> {
         let (reservation, choices) = convert::ended_choices(request.get_ref())?;
-        self.worker.driver.cancel_choices(reservation, choices);
+        self.worker.backend.cancel_choices(reservation, choices);
         Ok(Response::new(wire::EndChoicesResponse {}))
     }
 
@@ -60,7 +61,11 @@ impl wire::worker_service_server::WorkerService for WorkerGrpc {
         &self,
         request: Request<Streaming<wire::PrefillRequest>>,
     ) -> Result<Response<Self::PrefillStream>, Status> {
-        let answers = prefill::start(&self.worker, request.into_inner()).await?;
+        let Some(own) = &self.worker.own else {
+            let text = "this worker's engine hands no KV over: it is not a prefill worker";
+            return Err(Fault::new(Reason::KvIncompatible, text).into());
+        };
+        let answers = prefill::start(own, request.into_inner()).await?;
         Ok(Response::new(Box::pin(answers)))
     }
 

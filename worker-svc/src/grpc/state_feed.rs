@@ -14,8 +14,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::convert;
+use crate::domain::kv_events::KvState;
 use crate::domain::report::SettledCursor;
-use crate::worker::Worker;
+use crate::ports;
+use crate::worker::Served;
 
 const DEFAULT_INTERVAL: Duration = Duration::from_millis(20);
 const MAX_INTERVAL: Duration = Duration::from_secs(1);
@@ -23,7 +25,7 @@ const MAX_INTERVAL: Duration = Duration::from_secs(1);
 const BUFFER: usize = 1;
 
 pub(super) fn start(
-    worker: &Arc<Worker>,
+    worker: &Arc<Served>,
     request: &wire::WatchStateRequest,
 ) -> Result<ReceiverStream<Result<wire::WatchStateResponse, Status>>, Status> {
     let interval = match request.min_interval {
@@ -36,14 +38,14 @@ pub(super) fn start(
         return Err(Fault::invalid("min_interval", format!("{interval:?} is above the limit of 1 s")).into());
     }
     let (reports, stream) = mpsc::channel(BUFFER);
-    let me = worker.driver.rank();
+    let me = worker.backend.rank();
     let feed = Feed { worker: Arc::clone(worker), me, interval, cursor: None, seq: 0 };
     worker.tasks.spawn(feed.run(reports));
     Ok(ReceiverStream::new(stream))
 }
 
 struct Feed {
-    worker: Arc<Worker>,
+    worker: Arc<Served>,
     me: WorkerRank,
     interval: Duration,
     cursor: Option<SettledCursor>,
@@ -52,21 +54,21 @@ struct Feed {
 
 impl Feed {
     async fn run(mut self, reports: mpsc::Sender<Result<wire::WatchStateResponse, Status>>) {
-        let mut changed = self.worker.driver.changed();
-        let mut failed = self.worker.driver.failed();
+        let mut changed = self.worker.backend.changed();
+        let mut failed = self.worker.backend.failed();
         loop {
             changed.mark_unchanged();
             let sent = Instant::now();
             let report = self.report();
             // Looked at after the report was made: it is of this incarnation as a whole.
-            if self.worker.driver.rank() != self.me || reports.send(Ok(report)).await.is_err() {
+            if self.worker.backend.rank() != self.me || reports.send(Ok(report)).await.is_err() {
                 return;
             }
             tokio::select! {
                 () = reports.closed() => return,
                 () = self.worker.drain.stopping() => return,
                 _ = failed.wait_for(Option::is_some) => return,
-                () = self.worker.driver.fenced(self.me) => return,
+                () = ports::fenced(&*self.worker.backend, self.me) => return,
                 // Both an answer of the driver and the second's end are a reason to report.
                 _ = timeout_at(sent + MAX_INTERVAL, changed.changed()) => {}
             }
@@ -76,23 +78,24 @@ impl Feed {
 
     fn report(&mut self) -> wire::WatchStateResponse {
         let worker = &self.worker;
-        let report = worker.driver.report(self.cursor);
+        let report = worker.backend.report(self.cursor);
         self.cursor = Some(report.cursor);
         self.seq += 1;
-        let kv = worker.driver.kv_events(|events, _| events.last_state());
+        let mut kv = KvState::default();
+        worker.backend.with_kv_events(&mut |events, _| kv = events.last_state());
         let settled = report.settled.iter().map(|(key, settlement)| {
             let key = ReservationKey { id: key.id, attempt: key.attempt };
             wire::Settled {
                 reservation: Some(key.into()),
                 settlement: convert::settlement(*settlement).into(),
-                prefill_worker: worker.prefill_used.of(key).map(Into::into),
+                prefill_worker: worker.own.as_ref().and_then(|own| own.prefill_used.of(key)).map(Into::into),
             }
         });
         wire::WatchStateResponse {
             report_seq: self.seq,
             instance_id: self.me.instance.0,
             settled: settled.collect(),
-            ranks: vec![convert::rank_state(&report, kv, worker.driver.counters())],
+            ranks: vec![convert::rank_state(&report, kv, worker.backend.counters())],
             draining: worker.drain.phase() != Phase::Serving,
         }
     }

@@ -9,6 +9,9 @@ use crate::domain::request::{Failure, Refusal};
 /// A full worker is worth another try after about the time a step takes.
 const BUSY_RETRY: Duration = Duration::from_millis(200);
 
+/// An engine that restarts takes at least about as long.
+const AWAY_RETRY: Duration = Duration::from_secs(1);
+
 /// A request that was not taken.
 pub(super) fn refusal(refusal: &Refusal) -> Fault {
     let text = refusal.to_string();
@@ -17,6 +20,12 @@ pub(super) fn refusal(refusal: &Refusal) -> Fault {
         Refusal::Draining => draining(),
         Refusal::PrefillBackpressure { .. } => {
             Fault::new(Reason::PrefillBackpressure, text).retry_after(BUSY_RETRY)
+        }
+        Refusal::EngineAway => Fault::new(Reason::EngineFailed, text).retry_after(AWAY_RETRY),
+        Refusal::Unsupported(unsupported) => {
+            let mut fault = Fault::new(Reason::Unsupported, text);
+            fault.violations.push((unsupported.parameter.to_owned(), unsupported.why.to_owned()));
+            fault
         }
         Refusal::Fenced => Fault::new(Reason::InstanceFenced, text),
         Refusal::Duplicate => Fault::new(Reason::DuplicateAttempt, text),

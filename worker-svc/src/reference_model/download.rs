@@ -5,7 +5,6 @@ use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,15 +12,12 @@ use futures_util::FutureExt as _;
 use http::{StatusCode, Uri};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Body as _;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use rustls::crypto::ring;
-use rustls::{ClientConfig, RootCertStore};
 use tokio::time::timeout;
 
 use super::PACKAGE;
+use crate::https;
 
 /// Longest wait for a connection, and between two pieces of the file.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -105,7 +101,8 @@ pub(super) fn over_https(
 async fn get(url: &str, mut to: File, tell: &mut dyn FnMut(&str)) -> Result<(), DownloadError> {
     let failed = |problem: String| DownloadError::Https { url: url.to_owned(), problem };
     let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| failed(error.to_string()))?;
-    let client = Client::builder(TokioExecutor::new()).build::<_, Empty<Bytes>>(connector().map_err(failed)?);
+    let connector = https::connector(PATIENCE).map_err(|error| failed(error.to_string()))?;
+    let client = Client::builder(TokioExecutor::new()).build::<_, Empty<Bytes>>(connector);
     let answer = within(client.get(uri)).await.map_err(failed)?;
     if answer.status() != StatusCode::OK {
         return Err(failed(format!("status {}", answer.status())));
@@ -124,18 +121,6 @@ async fn get(url: &str, mut to: File, tell: &mut dyn FnMut(&str)) -> Result<(), 
         }
     }
     Ok(to.sync_all()?)
-}
-
-fn connector() -> Result<HttpsConnector<HttpConnector>, String> {
-    let mut roots = RootCertStore::empty();
-    // Some of a system's certificates may be unreadable; the others serve.
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build())
 }
 
 /// A step of the download, within [`PATIENCE`]; an error is told by its innermost cause, for the outermost only says that there is one.

@@ -69,6 +69,23 @@ impl Fleet {
         fleet
     }
 
+    /// Workers before engines of somebody else, whose URL is still to be said; their tokenizer is the tiny model's.
+    pub(crate) fn external(engine: EngineKind) -> Self {
+        let mut fleet = Self::of(Config { engine, ..Config::default() });
+        let path = fleet.dir.path().join("tiny.gguf");
+        armature_tiny_gguf::write(&path, &armature_tiny_gguf::Spec::default()).unwrap();
+        fleet.base.openai.tokenizer = Some(path);
+        fleet
+    }
+
+    /// What its workers have in common.
+    pub(crate) fn config(&self) -> Config {
+        let mut config = self.base.clone();
+        config.listen = Address::mem("unused");
+        config.admin = None;
+        config
+    }
+
     fn of(base: Config) -> Self {
         // RUST_LOG=debug shows what the workers do; the first test of the process sets it up.
         let quiet = TelemetryConfig { log_level: "off".into(), ..TelemetryConfig::default() };

@@ -8,6 +8,7 @@ mod handoff;
 mod harness;
 mod kv;
 mod llama;
+mod openai;
 mod redis;
 mod registry;
 mod scheduler;

@@ -49,6 +49,11 @@ impl Registry {
         state.gone.insert(id);
     }
 
+    /// The status of an instance, as published last.
+    pub(crate) fn status(&self, InstanceId(id): InstanceId) -> i32 {
+        self.state.lock().unwrap().instances.get(&id).map_or(0, |instance| instance.status)
+    }
+
     /// Waits until an instance is registered, and gives what it has registered.
     pub(crate) async fn registered(&self, InstanceId(id): InstanceId) -> Instance {
         let mut changed = self.changed.subscribe();
@@ -92,7 +97,14 @@ impl DiscoveryService for Registry {
         Ok(Response::new(answers.boxed()))
     }
 
-    async fn set_status(&self, _: Request<SetStatusRequest>) -> Result<Response<SetStatusResponse>, Status> {
+    async fn set_status(
+        &self,
+        request: Request<SetStatusRequest>,
+    ) -> Result<Response<SetStatusResponse>, Status> {
+        let SetStatusRequest { instance_id, status } = request.into_inner();
+        if let Some(instance) = self.state.lock().unwrap().instances.get_mut(&instance_id) {
+            instance.status = status;
+        }
         Ok(Response::new(SetStatusResponse {}))
     }
 

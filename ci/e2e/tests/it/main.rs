@@ -4,6 +4,7 @@
 mod broken_connections;
 mod clients;
 mod exit_codes;
+mod external_engines;
 mod faults;
 mod load;
 mod malformed;

@@ -8,6 +8,7 @@
 //! Does not: tokenize, sample, or decide what to compute.
 
 mod activations;
+mod artifacts;
 mod attention;
 mod cache;
 mod gguf;
@@ -28,6 +29,7 @@ mod tokenizer;
 mod weights;
 
 pub use activations::Activations;
+pub use artifacts::Artifacts;
 pub use cache::ModelDigest;
 pub use gguf::{Gguf, GgufError, Value};
 pub use kernels::{IDENTITY, Kernels};

@@ -127,7 +127,7 @@ fn token(file: &Gguf<'_>, key: &str, vocab: usize) -> Result<Option<u32>, GgufEr
 }
 
 /// The tokens that end a generation: of the text, and of a turn or message where the file has them.
-fn end_tokens(file: &Gguf<'_>, vocab: usize) -> Result<Vec<u32>, GgufError> {
+pub(super) fn end_tokens(file: &Gguf<'_>, vocab: usize) -> Result<Vec<u32>, GgufError> {
     let keys = ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
     let mut ids = vec![];
     for key in keys {
