@@ -318,10 +318,13 @@ impl Following<'_> {
         }
         self.unseen_end =
             u32::from(told.iter().any(|told| matches!(told, Told::Ended(FinishReason::Stop(_)))));
+        // The model's own end tokens end it in the engine as well, be it with its next event.
+        let own_ends = &self.request.job.params.end_token_ids;
         let stopped_here = !engine_ends
-            && told
-                .iter()
-                .any(|told| matches!(told, Told::Token { finish: Some(FinishReason::Stop(_)), .. }));
+            && told.iter().any(|told| match told {
+                Told::Token { finish: Some(FinishReason::Stop(token)), .. } => !own_ends.contains(token),
+                _ => false,
+            });
         for told in told {
             let (request, choice) = (self.request.id, self.choice);
             self.request.tell(match told {

@@ -127,6 +127,23 @@ async fn a_stop_token_that_the_engine_is_not_told_ends_the_choice_here() {
 }
 
 #[tokio::test]
+async fn an_end_token_that_comes_before_the_engines_account_is_the_last_one() {
+    let (_fleet, engine, node) = pair(Dialect::LlamaCpp, true).await;
+    engine.script(&[
+        Act::Head,
+        Act::Event(json!({"content": "a", "tokens": [100], "stop": false})),
+        Act::Event(json!({"content": "", "tokens": [2], "stop": false})),
+        Act::Event(
+            json!({"content": "", "tokens": [], "stop": true, "stop_type": "eos", "tokens_predicted": 2,
+            "tokens_evaluated": 20, "timings": {"cache_n": 16}}),
+        ),
+    ]);
+    let output = node.generate(ask(&node, 9)).await.unwrap();
+    assert_eq!((&output.tokens[0], output.finish[0]), (&vec![100, 2], FinishReason::Stop as i32));
+    assert_eq!((output.usage.cached_tokens, output.usage.completion_tokens), (16, 2));
+}
+
+#[tokio::test]
 async fn log_probabilities_are_told_by_id() {
     let (_fleet, engine, node) = pair(Dialect::Vllm, true).await;
     engine.script(&[
