@@ -16,7 +16,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Start discovery, router, frontend and workers in this process; Ctrl-C drains them
-    Up(UpArgs),
+    Up(Box<UpArgs>),
     /// Models on this machine
     #[command(subcommand)]
     Model(ModelCommand),

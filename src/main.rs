@@ -24,7 +24,7 @@ fn main() -> ExitCode {
 
 async fn run(cli: Cli) -> Result<(), Failed> {
     match cli.command {
-        Command::Up(args) => up::run(args).await,
+        Command::Up(args) => up::run(*args).await,
         Command::Model(ModelCommand::Fetch(args)) => model::fetch(args).await.map_err(Failed::running),
         Command::Chat(args) => chat::run(args).await.map_err(Failed::running),
         Command::Replay(ReplayCommand::Decisions(args)) => replay::decisions(args),

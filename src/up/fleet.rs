@@ -25,6 +25,8 @@ const ROUTER: &str = "router";
 pub(super) struct Fleet {
     router: RouterServiceClient<Channel>,
     workers_wanted: usize,
+    /// The workers stand before engines of others.
+    external: bool,
     workers: Vec<Service>,
     discovery: Service,
     router_service: Service,
@@ -109,6 +111,7 @@ impl Fleet {
         Ok(Self {
             router: armature_svc_kit::limited!(RouterServiceClient::new(channels.to(&Address::mem(ROUTER)))),
             workers_wanted: workers.len(),
+            external: !args.backend.is_empty(),
             workers,
             discovery,
             router_service,
@@ -134,8 +137,10 @@ impl Fleet {
                 )));
             }
             let (workers, _) = self.workers().await;
-            let ready =
-                workers.iter().filter(|worker| worker.status == "READY" && worker.index_known).count();
+            // Of engines of others no blocks are told.
+            let known =
+                |worker: &WorkerView| worker.index_known || self.external && worker.report_age.is_some();
+            let ready = workers.iter().filter(|worker| worker.status == "READY" && known(worker)).count();
             if ready == self.workers_wanted && self.frontend_ready.get() {
                 return Ok(());
             }

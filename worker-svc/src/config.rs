@@ -330,7 +330,7 @@ impl Config {
             Duration::try_from_secs_f64(value)
                 .map_err(|_| ConfigError::invalid(key, format!("{value} is not a time in seconds")))
         };
-        let external = self.engine.is_external().then(|| self.external(&seconds)).transpose()?;
+        let external = self.engine.is_external().then(|| self.external(seconds)).transpose()?;
         Ok(Validated {
             external,
             redis: self.kv_events.redis.validate()?,

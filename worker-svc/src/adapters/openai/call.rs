@@ -14,7 +14,7 @@ const BUSY_RETRY: Duration = Duration::from_millis(500);
 const MAX_SAID: usize = 500;
 
 /// A name for metrics, and the error.
-pub(super) type Failed = (&'static str, Fault);
+pub(super) type Failed = (&'static str, Box<Fault>);
 
 /// The engine did not take it.
 pub(super) fn refused(status: StatusCode, retry_after: Option<Duration>, body: &[u8]) -> Failed {
@@ -25,7 +25,7 @@ pub(super) fn refused(status: StatusCode, retry_after: Option<Duration>, body: &
         let fault = Fault::new(Reason::WorkerBusy, format!("the engine takes no more ({status}): {said}"));
         fault.retry_after(retry_after.unwrap_or(BUSY_RETRY))
     };
-    match status {
+    let (name, fault) = match status {
         StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY => (
             "invalid",
             Fault::new(Reason::InvalidArgument, format!("the engine refuses the request: {said}")),
@@ -40,7 +40,8 @@ pub(super) fn refused(status: StatusCode, retry_after: Option<Duration>, body: &
         StatusCode::TOO_MANY_REQUESTS => ("busy", busy()),
         StatusCode::SERVICE_UNAVAILABLE => ("unavailable", busy()),
         _ => ("status", engine("failed")),
-    }
+    };
+    (name, Box::new(fault))
 }
 
 /// The call failed. `begun`: the engine had begun to answer, and takes what it has computed with it.
@@ -52,12 +53,13 @@ pub(super) fn broke(error: &CallError, begun: bool) -> Failed {
         CallError::Silent(_) => "silent",
         CallError::TooLarge(_) => "too_large",
     };
-    (name, Fault::new(reason, format!("the engine is lost: {error}")))
+    (name, Box::new(Fault::new(reason, format!("the engine is lost: {error}"))))
 }
 
 /// It answers, but not as it must.
 pub(super) fn misbehaved(name: &'static str, error: impl std::fmt::Display) -> Failed {
-    (name, Fault::new(Reason::EngineFailed, format!("the engine does not keep to its protocol: {error}")))
+    let text = format!("the engine does not keep to its protocol: {error}");
+    (name, Box::new(Fault::new(Reason::EngineFailed, text)))
 }
 
 /// The text of an error's body.

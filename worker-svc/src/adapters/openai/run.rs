@@ -74,7 +74,7 @@ pub(super) async fn request(
             }
             Err((name, fault)) => {
                 request.engine.metrics.failed(name);
-                lost = Some(fault);
+                lost = Some(*fault);
                 break;
             }
         }
@@ -123,7 +123,7 @@ impl Request {
             () = until(deadline) => FinishReason::Deadline,
             _ = up.wait_for(|up| !up) => {
                 let fault = Fault::new(Reason::WorkerLost, "the engine does not answer any more");
-                return Err(("away", fault));
+                return Err(("away", Box::new(fault)));
             }
             followed = self.follow(choice, &mut account) => return followed.map(|()| account),
         };
@@ -252,7 +252,7 @@ impl Following<'_> {
             })?;
             let Some(piece) = piece else {
                 let lost = Fault::new(Reason::WorkerLost, "the engine ended its answer in the middle");
-                return if self.progress.ended() { Ok(()) } else { Err(("cut_off", lost)) };
+                return if self.progress.ended() { Ok(()) } else { Err(("cut_off", Box::new(lost))) };
             };
             for event in decoder.push(&piece).map_err(|error| call::misbehaved("oversized", error))? {
                 if self.take(&event)? {
@@ -288,7 +288,7 @@ impl Following<'_> {
             }
             Said::Error(text) => {
                 let text = format!("the engine failed in the middle: {}", call::said(text.as_bytes()));
-                Err(("error_event", Fault::new(Reason::EngineFailed, text)))
+                Err(("error_event", Box::new(Fault::new(Reason::EngineFailed, text))))
             }
         }
     }

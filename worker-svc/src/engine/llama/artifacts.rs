@@ -40,7 +40,7 @@ impl Artifacts {
             tokenizer: tokenizer_json(&file, pre, vocab)?,
             template: template_json(&file, pre)?,
             end_tokens: end_tokens(&file, vocab)?,
-            context_length: context_length.map(|tokens| tokens as usize),
+            context_length,
         })
     }
 }

@@ -21,8 +21,8 @@ async fn tokens_come_as_the_engine_tells_them_and_usage_as_it_counts() {
         let usage = &output.usage;
         assert_eq!((usage.prompt_tokens, usage.completion_tokens), (20, 5));
         assert_eq!((usage.cached_tokens, usage.computed_tokens), (16, 4));
-        let asked = engine.state.asked.lock().unwrap();
-        assert_eq!(asked[0]["prompt"], json!(prompt(20, 1)), "{dialect}: the very ids");
+        let sent = engine.state.asked.lock().unwrap()[0]["prompt"].clone();
+        assert_eq!(sent, json!(prompt(20, 1)), "{dialect}: the very ids");
         assert_eq!(node.metric("armature_worker_tokens_generated_total").await, 5.0);
         assert!(!node.metrics().await.contains("engine_disagreements_total{"), "{dialect}");
         node.quiet().await;
