@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::simulate::SimArgs;
+
 /// Serves large language models across many workers.
 #[derive(Debug, Parser)]
 #[command(version, about, propagate_version = true)]
@@ -24,6 +26,8 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Show every worker: state, load, index
     Status(StatusArgs),
+    /// What a fleet would have done with a recorded or made-up workload, in virtual time
+    Sim(Box<SimArgs>),
     /// Make again what was recorded
     #[command(subcommand)]
     Replay(ReplayCommand),

@@ -1,12 +1,13 @@
 //! `armature`: serves large language models across many workers, in one process or as a client of a fleet.
 //!
-//! Does: start every service with embedded backends (`up`), fetch the reference model, chat, show the fleet.
+//! Does: start every service with embedded backends (`up`), fetch the reference model, chat, show the fleet, simulate one (`sim`).
 //! Does not: contain any serving logic; the services do.
 
 mod chat;
 mod cli;
 mod model;
 mod replay;
+mod simulate;
 mod sse;
 mod status;
 mod table;
@@ -29,5 +30,6 @@ async fn run(cli: Cli) -> Result<(), Failed> {
         Command::Chat(args) => chat::run(args).await.map_err(Failed::running),
         Command::Replay(ReplayCommand::Decisions(args)) => replay::decisions(args),
         Command::Status(args) => status::run(args).await,
+        Command::Sim(args) => tokio::task::block_in_place(|| simulate::run(&args)),
     }
 }

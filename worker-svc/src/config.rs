@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::adapters::openai::{EngineUrl, Settings, Watch};
 use crate::domain::openai::dialect::Dialect;
+use crate::domain::prefix_cache;
 use crate::engine::sim::SimConfig;
 use crate::faults::FaultPoint;
 use crate::identity::Role;
@@ -163,6 +164,25 @@ pub struct Config {
     pub telemetry: TelemetryConfig,
 }
 
+/// Which cached block goes first when a block is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Eviction {
+    /// The oldest; a block that was hit at least once counts as half as old.
+    TwoSegment,
+    /// The oldest.
+    Lru,
+}
+
+impl From<Eviction> for prefix_cache::Eviction {
+    fn from(eviction: Eviction) -> Self {
+        match eviction {
+            Eviction::TwoSegment => Self::TwoSegment,
+            Eviction::Lru => Self::Lru,
+        }
+    }
+}
+
 /// Bounds and targets of the scheduler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -177,6 +197,8 @@ pub struct SchedulerSettings {
     pub max_batched_tokens: usize,
     /// Time that a step with prefill in it should take, in milliseconds.
     pub step_target_ms: f64,
+    /// Which cached block goes first when a block is needed.
+    pub eviction: Eviction,
     /// Part of the pool that prompts computed for nobody yet may hold.
     pub source_fraction: f64,
     /// Part of the pool that may be granted to transfers and not yet landed.
@@ -191,6 +213,7 @@ impl Default for SchedulerSettings {
             migrated_in_a_row: 4,
             max_batched_tokens: 8192,
             step_target_ms: 100.0,
+            eviction: Eviction::TwoSegment,
             source_fraction: 0.5,
             grant_fraction: 0.25,
         }

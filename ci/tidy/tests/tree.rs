@@ -16,7 +16,8 @@ const ROUTER: [&str; 5] = [
 ];
 const BENCH_ROUTER: [&str; 2] = ["armature-kv-hash", "armature-prefix-index"];
 /// Dev-only crates, and whom they may see.
-const SEES_SERVICES: [&str; 4] = ["armature", "armature-e2e", "armature-containers", "armature-kv-events"];
+const SEES_SERVICES: [&str; 5] =
+    ["armature", "armature-sim", "armature-e2e", "armature-containers", "armature-kv-events"];
 
 fn allowed(name: &str) -> Option<&'static [&'static str]> {
     match name {

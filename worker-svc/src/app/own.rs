@@ -133,6 +133,7 @@ fn scheduler(config: &Config, me: &Identity) -> SchedulerConfig {
     scheduler.max_waiting = settings.max_waiting;
     scheduler.migrated_in_a_row = settings.migrated_in_a_row;
     scheduler.max_batched_tokens = settings.max_batched_tokens;
+    scheduler.eviction = settings.eviction.into();
     scheduler.source_fraction = settings.source_fraction;
     scheduler.grant_fraction = settings.grant_fraction;
     scheduler.step.target = Duration::from_secs_f64(settings.step_target_ms / 1e3);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::domain::ids::BlockId;
 use crate::domain::kv_events::{KvEvents, KvEventsConfig, SequenceHash, Tier};
 use crate::domain::pool::{BlockPool, Released};
-use crate::domain::prefix_cache::{Inserted, PrefixCache};
+use crate::domain::prefix_cache::{Eviction, Inserted, PrefixCache};
 use crate::domain::request::CacheRoot;
 use crate::domain::time::Time;
 
@@ -21,10 +21,10 @@ pub struct KvStore {
 
 impl KvStore {
     /// An empty store.
-    pub fn new(blocks: usize, block_size: usize, events: KvEventsConfig) -> Self {
+    pub fn new(blocks: usize, block_size: usize, eviction: Eviction, events: KvEventsConfig) -> Self {
         Self {
             pool: BlockPool::new(blocks),
-            cache: PrefixCache::new(blocks),
+            cache: PrefixCache::new(blocks, eviction),
             events: KvEvents::new(events),
             block_size,
         }

@@ -18,7 +18,27 @@ use crate::domain::ids::BlockId;
 use crate::domain::kv_events::SequenceHash;
 use crate::domain::request::CacheRoot;
 use crate::domain::time::Time;
-use lru::{Age, TwoSegmentLru};
+use lru::{Age, Victims};
+
+/// Which idle block goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Eviction {
+    /// The oldest; a block that was hit at least once counts as half as old.
+    #[default]
+    TwoSegment,
+    /// The oldest.
+    Lru,
+}
+
+impl Eviction {
+    /// Name in configuration and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TwoSegment => "two-segment",
+            Self::Lru => "lru",
+        }
+    }
+}
 
 type Children = HashMap<Arc<[u32]>, BlockId>;
 
@@ -54,18 +74,18 @@ pub struct PrefixCache {
     /// By block index.
     nodes: Vec<Option<Node>>,
     len: usize,
-    leaves: TwoSegmentLru,
+    leaves: Victims,
     tick: u64,
 }
 
 impl PrefixCache {
     /// An empty cache for a pool of `blocks` blocks.
-    pub fn new(blocks: usize) -> Self {
+    pub fn new(blocks: usize, eviction: Eviction) -> Self {
         Self {
             roots: HashMap::new(),
             nodes: std::iter::repeat_with(|| None).take(blocks).collect(),
             len: 0,
-            leaves: TwoSegmentLru::default(),
+            leaves: Victims::new(eviction),
             tick: 0,
         }
     }

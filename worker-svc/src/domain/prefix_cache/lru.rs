@@ -1,11 +1,12 @@
-//! Two-segment LRU: blocks never hit, and blocks hit at least once.
+//! The order in which idle leaves are evicted; O(log n).
 //!
-//! The victim is the oldest block of the segment whose oldest block has the larger `age / weight`,
-//! weights 1 (never hit) and 2 (hit). Scale-free; O(log n).
+//! Two-segment: blocks never hit, and blocks hit at least once. The victim is the oldest block of the segment whose
+//! oldest block has the larger `age / weight`, weights 1 (never hit) and 2 (hit). Scale-free. Plain LRU is one segment.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::Eviction;
 use crate::domain::ids::BlockId;
 use crate::domain::time::Time;
 
@@ -25,15 +26,24 @@ pub(super) struct Age {
 
 type Segment = BTreeSet<(Time, u64, BlockId)>;
 
-#[derive(Debug, Default)]
-pub(super) struct TwoSegmentLru {
+#[derive(Debug)]
+pub(super) struct Victims {
+    eviction: Eviction,
     never_hit: Segment,
     hit: Segment,
 }
 
-impl TwoSegmentLru {
+impl Victims {
+    pub(super) fn new(eviction: Eviction) -> Self {
+        Self { eviction, never_hit: Segment::new(), hit: Segment::new() }
+    }
+
+    fn is_hot(&self, hit: bool) -> bool {
+        hit && self.eviction == Eviction::TwoSegment
+    }
+
     fn segment(&mut self, hit: bool) -> &mut Segment {
-        if hit { &mut self.hit } else { &mut self.never_hit }
+        if self.is_hot(hit) { &mut self.hit } else { &mut self.never_hit }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -41,7 +51,7 @@ impl TwoSegmentLru {
     }
 
     pub(super) fn contains(&self, block: BlockId, age: Age) -> bool {
-        let segment = if age.hit { &self.hit } else { &self.never_hit };
+        let segment = if self.is_hot(age.hit) { &self.hit } else { &self.never_hit };
         segment.contains(&(age.last_used, age.tick, block))
     }
 

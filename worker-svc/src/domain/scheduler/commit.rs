@@ -28,7 +28,6 @@ impl Scheduler {
             }
         }
         self.bury(in_flight, now);
-        debug_assert_eq!(self.kv.pool().check(), Ok(()));
     }
 
     /// The engine failed: every request of the step fails, nothing else does. Nothing of the step counts.
@@ -40,7 +39,6 @@ impl Scheduler {
             self.fail_request(request, Failure::Engine(message.to_owned()), now);
         }
         self.bury(in_flight, now);
-        debug_assert_eq!(self.kv.pool().check(), Ok(()));
     }
 
     /// Ends the flight of the plan's step; `None` when it is not the one in flight.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::domain::prefix_cache::Eviction;
 use crate::domain::step_model::StepModelConfig;
 
 /// Bounds and targets of a [`Scheduler`](super::Scheduler).
@@ -11,6 +12,8 @@ pub struct SchedulerConfig {
     pub blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
+    /// Which cached block goes first when a block is needed.
+    pub eviction: Eviction,
     /// Longest sequence in tokens; what the pool can hold at most is a limit as well.
     pub context_length: usize,
     /// Most sequences admitted at once.
@@ -46,6 +49,7 @@ impl SchedulerConfig {
         Self {
             blocks,
             block_size,
+            eviction: Eviction::default(),
             context_length,
             max_running: 256,
             max_waiting: 256,

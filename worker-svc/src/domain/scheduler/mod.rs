@@ -124,7 +124,7 @@ impl Scheduler {
         config.max_batched_tokens = config.max_batched_tokens.max(config.max_running + config.block_size);
         Self {
             context: config.context_length.min(config.blocks * config.block_size),
-            kv: KvStore::new(config.blocks, config.block_size, config.events.clone()),
+            kv: KvStore::new(config.blocks, config.block_size, config.eviction, config.events.clone()),
             model: StepModel::new(config.step.clone()),
             requests: BTreeMap::new(),
             seqs: BTreeMap::new(),
@@ -157,6 +157,11 @@ impl Scheduler {
     /// Longest sequence in tokens that this worker can hold.
     pub fn context_length(&self) -> usize {
         self.context
+    }
+
+    /// Blocks that requests hold, each once.
+    pub fn blocks_active(&self) -> usize {
+        self.kv.pool().active()
     }
 
     /// What happened since the last call, in order.

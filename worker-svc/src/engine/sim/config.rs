@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::text::FIRST_RESERVED;
-use super::timing::Polynomial;
+use super::timing::{Mode, Polynomial};
 use crate::ports::{KvGeometry, ModelSpec};
 
 /// What a simulated model is and how long it takes. Every field has a default.
@@ -28,10 +28,12 @@ pub struct SimConfig {
     pub eos_probability: f64,
     /// Which KV is verified before a pass. Default `full`.
     pub verify: Verify,
+    /// What a decode step grows with. Default `rows`.
+    pub mode: Mode,
     /// Milliseconds of the prefill part of a pass, over its prefill tokens.
     /// Default 16.50142 + 1.518344e-2 T + 4.209989e-7 T^2.
     pub prefill_ms: Polynomial,
-    /// Milliseconds of the decode part of a pass, over the share of the pool that its sequences fill.
+    /// Milliseconds of the decode part of a pass, over the share of the pool that is in use, by `mode`.
     /// Default 5.74 + 54.01 u - 25.74 u^2.
     pub decode_ms: Polynomial,
     /// Least milliseconds of a decode part. Default 1.
@@ -63,6 +65,7 @@ impl Default for SimConfig {
             context_length: 32_768,
             eos_probability: 0.0,
             verify: Verify::Full,
+            mode: Mode::Rows,
             // An 8B model on one H100, as fitted by the mock engine of NVIDIA Dynamo.
             prefill_ms: Polynomial { constant: 16.50142, linear: 1.518344e-2, quadratic: 4.209989e-7 },
             decode_ms: Polynomial { constant: 5.74, linear: 54.01, quadratic: -25.74 },

@@ -25,7 +25,7 @@ use crate::ports::{Chunk, Engine, EngineError, ModelSpec, StepOutput, StepWatch}
 
 pub use self::config::{SimConfig, SimConfigError, Verify};
 pub use self::text::{END_OF_TEXT, FIRST_RESERVED, IM_END, IM_START};
-pub use self::timing::Polynomial;
+pub use self::timing::{Mode, PassLoad, Polynomial, pass_time};
 
 /// Spends the time of a layer: sleeps, moves a virtual clock, or nothing.
 pub type Sleeper = Box<dyn FnMut(Duration) + Send>;
@@ -132,7 +132,7 @@ impl Engine for SimEngine {
         }
         let rows: Result<Vec<_>, _> = chunks.iter().map(|chunk| self.row(chunk, kv)).collect();
         let mut rows = rows?;
-        let pass = timing::pass_time(&self.config, chunks, kv.blocks() * self.config.block_size);
+        let pass = pass_time(&self.config, &PassLoad::of(self.config.mode, chunks), kv.blocks());
         let per_layer = pass / self.config.layers as u32;
         for layer in 0..self.config.layers {
             for row in &mut rows {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use armature_worker::domain::ids::BlockId;
 use armature_worker::domain::kv_events::{KvEventsConfig, SequenceHash, Tier};
 use armature_worker::domain::kv_store::KvStore;
-use armature_worker::domain::prefix_cache::Inserted;
+use armature_worker::domain::prefix_cache::{Eviction, Inserted};
 use armature_worker::domain::request::CacheRoot;
 use armature_worker::domain::time::Time;
 use proptest::prelude::*;
@@ -53,7 +53,7 @@ fn cached(kv: &KvStore, root: &Arc<CacheRoot>, tokens: &[u32]) -> usize {
 
 #[test]
 fn equal_hashes_are_not_equal_tokens() {
-    let mut kv = KvStore::new(8, 1, KvEventsConfig::default());
+    let mut kv = KvStore::new(8, 1, Eviction::TwoSegment, KvEventsConfig::default());
     let root = root("a");
     visit(&mut kv, &root, &[1, 2], 77, at(1));
     visit(&mut kv, &root, &[3, 4], 77, at(2));
@@ -64,7 +64,7 @@ fn equal_hashes_are_not_equal_tokens() {
 
 #[test]
 fn roots_are_compared_in_full() {
-    let mut kv = KvStore::new(8, 1, KvEventsConfig::default());
+    let mut kv = KvStore::new(8, 1, Eviction::TwoSegment, KvEventsConfig::default());
     visit(&mut kv, &root("a"), &[1, 2], 0, at(1));
     assert_eq!(cached(&kv, &root("a"), &[1, 2]), 2);
     assert_eq!(cached(&kv, &root("b"), &[1, 2]), 0);
@@ -72,7 +72,7 @@ fn roots_are_compared_in_full() {
 
 #[test]
 fn leaves_go_before_their_parents() {
-    let mut kv = KvStore::new(4, 1, KvEventsConfig::default());
+    let mut kv = KvStore::new(4, 1, Eviction::TwoSegment, KvEventsConfig::default());
     let root = root("a");
     visit(&mut kv, &root, &[1, 2, 3, 4], 0, at(1));
     for left in [3, 2, 1] {
@@ -83,10 +83,13 @@ fn leaves_go_before_their_parents() {
 }
 
 #[test]
-fn a_block_that_was_hit_lives_twice_as_long() {
+fn a_block_that_was_hit_lives_twice_as_long_unless_the_oldest_goes() {
+    use Eviction::{Lru, TwoSegment};
     // [1] was hit and last used at 50, [2] was not; one is evicted at 250.
-    for (second_used_at, left) in [(180, (0, 1)), (150, (1, 0)), (100, (1, 0))] {
-        let mut kv = KvStore::new(2, 1, KvEventsConfig::default());
+    for (eviction, second_used_at, left) in
+        [(TwoSegment, 180, (0, 1)), (TwoSegment, 150, (1, 0)), (TwoSegment, 100, (1, 0)), (Lru, 100, (0, 1))]
+    {
+        let mut kv = KvStore::new(2, 1, eviction, KvEventsConfig::default());
         let root = root("a");
         visit(&mut kv, &root, &[1], 10, at(0));
         visit(&mut kv, &root, &[1], 10, at(50));
@@ -100,7 +103,7 @@ fn a_block_that_was_hit_lives_twice_as_long() {
 
 #[test]
 fn a_promise_counts_idle_blocks_that_a_match_takes_away() {
-    let mut kv = KvStore::new(4, 1, KvEventsConfig::default());
+    let mut kv = KvStore::new(4, 1, Eviction::TwoSegment, KvEventsConfig::default());
     let root = root("a");
     visit(&mut kv, &root, &[1, 2, 3], 0, at(1));
     let matched = kv.longest_prefix(&root, [1, 2, 3].into_iter(), 3);
@@ -116,9 +119,10 @@ proptest! {
     #[test]
     fn nothing_held_is_evicted_and_the_books_agree(
         blocks in 4..20usize,
+        eviction in prop_oneof![Just(Eviction::TwoSegment), Just(Eviction::Lru)],
         visits in proptest::collection::vec((proptest::collection::vec(0..3u32, 1..5), 0..2u8, 1..50u64), 1..120),
     ) {
-        let mut kv = KvStore::new(blocks, 1, KvEventsConfig::default());
+        let mut kv = KvStore::new(blocks, 1, eviction, KvEventsConfig::default());
         let roots = [root("a"), root("b")];
         let mut labels: BTreeMap<(u8, Vec<u32>), u64> = BTreeMap::new();
         let mut now = 0;
