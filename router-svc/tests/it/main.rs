@@ -10,6 +10,7 @@ mod fleet;
 mod index;
 mod lifecycle;
 mod membership;
+mod record;
 mod redis;
 mod reservations;
 mod rig;
