@@ -41,7 +41,7 @@ pub struct Member {
     pub status: Status,
     /// Its gRPC address, as text.
     pub address: String,
-    /// HTTP address of the engine behind an adapter worker; none of engines that only their worker talks to.
+    /// HTTP address of the engine behind a worker that registers one (`http`); none of engines that only their worker talks to.
     pub http: Option<String>,
     /// Of its card; empty without one.
     pub card: Digest,

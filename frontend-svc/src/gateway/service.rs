@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use armature_svc_kit::call::{Call, RequestId};
+use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::{self, BoxStream};
 use tokio::sync::watch;
@@ -16,6 +17,7 @@ use super::wire::external_processor_server::ExternalProcessor;
 use super::wire::{ProcessingRequest, ProcessingResponse};
 use crate::domain::member::Members;
 use crate::domain::prompt::Ask;
+use crate::http::body::read_by;
 use crate::http::chat::ChatRequest;
 use crate::http::completions::CompletionRequest;
 use crate::http::error::ApiError;
@@ -88,7 +90,7 @@ impl Talk {
                     self.answers.extend(self.exchange.decided(decision.as_ref().map_err(Clone::clone)));
                 }
             }
-            // A frontend of ours has booked for itself by then; of an engine nobody else counts the request before its adapter reports it.
+            // Once the response begins, the frontend has a reservation of its own, or the engine's load shows the request.
             let done = self.exchange.ended() || self.exchange.answered();
             self.picked = self.picked.take().filter(|_| !done);
         }
@@ -98,7 +100,7 @@ impl Talk {
         let mut call = Call::from_headers(&asked.headers, Instant::now());
         call.request_id.get_or_insert_with(|| RequestId::from_random(self.picker.pipeline.draw()));
         let caller = self.picker.pipeline.caller(call.clone(), &asked.headers)?;
-        let ask = parse(&asked)?;
+        let ask = parse(asked.endpoint, asked.body).await?;
         let pick = Box::pin(self.picker.pipeline.pick(ask, caller));
         let picked = call.scope(pick).await?;
         let to = self.destination(&picked);
@@ -118,11 +120,11 @@ impl Talk {
 }
 
 /// What is asked. Of several prompts in one request the first decides where they all go.
-fn parse(asked: &Asked) -> Result<Ask, ApiError> {
-    Ok(match asked.endpoint {
-        Endpoint::Chat => ChatRequest::parse(&asked.body)?.ask,
+async fn parse(endpoint: Endpoint, body: Bytes) -> Result<Ask, ApiError> {
+    Ok(match endpoint {
+        Endpoint::Chat => read_by(ChatRequest::parse, body).await?.ask,
         Endpoint::Completions => {
-            let first = CompletionRequest::parse(&asked.body)?.asks.into_iter().next();
+            let first = read_by(CompletionRequest::parse, body).await?.asks.into_iter().next();
             first.ok_or_else(|| {
                 ApiError::new(http::StatusCode::BAD_REQUEST, "invalid_request", "there is no prompt")
             })?

@@ -36,6 +36,14 @@ pub async fn parsed<T: Send + 'static>(
             return Err(refusal);
         }
     };
+    read_by(parse, bytes).await
+}
+
+/// Parses a body with `parse`, a long one off the runtime threads.
+pub async fn read_by<T: Send + 'static>(
+    parse: fn(&[u8]) -> Result<T, Invalid>,
+    bytes: Bytes,
+) -> Result<T, ApiError> {
     let result = if bytes.len() > INLINE_BYTES {
         tokio::task::spawn_blocking(move || parse(&bytes)).await.map_err(|_| {
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the body could not be parsed")
